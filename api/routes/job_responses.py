@@ -31,7 +31,7 @@ async def wait_for_job(job_id: str, engine_thread: EngineThread, request: Reques
         job = await run_in_threadpool(engine_thread.jobs.get, job_id, "failed")
         if job.finished is not None:
             return job
-        engine_thread.check_ingest()
+        engine_thread.check_ingest(job_id)
         if await request.is_disconnected():
             return None
         await asyncio.sleep(POLL_SECONDS)

@@ -97,7 +97,7 @@ async def events(
                 yield ServerSentEvent(data=to_content(found, tenant), event=name)
             if found.finished is not None:
                 return
-            engine_thread.check_ingest()
+            engine_thread.check_ingest(found.id)
             await asyncio.sleep(EVENT_SECONDS)
             found = await run_in_threadpool(engine_thread.jobs.get, found.id, "failed")
     except Exception as error:

@@ -230,7 +230,7 @@ class EngineThread:
             self._documents_queued, self._ingest_fault = True, None
             self._changed.notify()
 
-    def check_ingest(self) -> None:
+    def check_ingest(self, job_id: str) -> None:
         """Raise why a job that is not finished is not worth waiting for.
 
         Raises:
@@ -239,7 +239,7 @@ class EngineThread:
             CatalogCorrupt: Nothing is ingested any more.
         """
         if self._pausing:
-            raise Stopping("the service is shutting down; the job continues after the next start")
+            raise Stopping(f"the service is shutting down; job {job_id} continues after the next start")
         fault = self._ingest_fault
         if isinstance(fault, StoreFull | CatalogCorrupt):
             raise type(fault)(fault.message)

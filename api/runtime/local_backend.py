@@ -13,14 +13,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TypeVar, cast
 
 import anyio.to_thread
 
+from api.errors import fault_of
 from api.runtime.catalog_service import not_found
-from api.runtime.tool_backend import POLL_SECONDS, Progress, ProgressMeter
+from api.runtime.tool_backend import POLL_SECONDS, Progress, ProgressMeter, ToolRefused
 from api.schemas.common import QuestionFields
 from api.schemas.paging import read_place
 from api.schemas.search import SearchIn
@@ -120,7 +121,8 @@ class LocalBackend:
             return Engine.open(self._settings, self._notify)
         except RagkvError as error:
             self._notify(str(error))
-            raise
+            # The client works for who runs ragkv here, so it may know what the settings name.
+            raise ToolRefused(replace(fault_of(error), detail=error.message)) from error
 
     def close(self, seconds: float) -> None:
         """Close the engine after the call that it works on, or leave it to the end of the process.

@@ -78,7 +78,7 @@ class ServiceBackend:
             await meter.update(found.counts.done, found.counts.total, found.stage, part)
             if found.finished is not None:
                 return self._told(summarize_job(found))
-            thread.check_ingest()
+            thread.check_ingest(job_id)
             await asyncio.sleep(POLL_SECONDS)
 
     async def documents(self, arguments: ListArguments) -> DocumentSummaries:

@@ -229,7 +229,7 @@ def test_a_file_that_takes_longer_than_the_setting_allows_is_told_and_the_others
 ) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "page.html").write_text("<title>The yard</title><p>Calloway Yard was founded by Edda Calloway.")
-    (tmp_path / "in" / "slow.html").write_bytes(b"<div>" * 200_000)
+    (tmp_path / "in" / "slow.html").write_bytes(b"<p>word " * 1_900_000)
     monkeypatch.setenv("RAGKV_PARSE_SECONDS", "3")
     done = ragkv("ingest", tmp_path / "in", "--data", with_records(tmp_path / "data"), "--device", "cpu")
     assert done.code == 1

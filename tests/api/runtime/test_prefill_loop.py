@@ -16,6 +16,7 @@ from api.runtime.engine_thread import EngineThread
 from api.runtime.request_queue import QueuedQuestion
 from ragkv.engine import chunk_flights
 from ragkv.engine.engine import Engine
+from ragkv.errors import OutOfMemory
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.model.layer_pass import Pass
 from ragkv.report import Answer
@@ -232,5 +233,5 @@ def test_a_fault_of_a_first_pass_ends_no_running_answer(tmp_path: Path) -> None:
                 loop.step()
         finally:
             del engine.model.forward
-        assert isinstance(bad.exception(), MemoryError)
+        assert isinstance(bad.exception(), OutOfMemory)
         assert running.result().answer == alone.answer
