@@ -148,7 +148,7 @@ def test_every_stream_ends_in_words_however_often_a_signal_comes(tmp_path, numbe
         assert client.post("/v1/documents?wait=true", json=document).json()["status"] == "completed"
         job_id = client.post("/v1/documents", json={"id": "tale", "text": text}).json()["job_id"]
 
-        def read_job(events: list[tuple[str, Any]], first: threading.Event) -> None:
+        def listen(events: list[tuple[str, Any]], first: threading.Event) -> None:
             with client.stream("GET", f"/v1/jobs/{job_id}/events") as response:
                 for event in events_of(response):
                     events.append(event)
@@ -159,7 +159,7 @@ def test_every_stream_ends_in_words_however_often_a_signal_comes(tmp_path, numbe
             for events, first in zip(answers, started, strict=False)
         ]
         threads += [
-            threading.Thread(target=read_job, args=(events, first))
+            threading.Thread(target=listen, args=(events, first))
             for events, first in zip(jobs, started[len(answers) :], strict=True)
         ]
         for thread in threads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -689,6 +690,46 @@ def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path, root: Path) -> N
     assert done.returncode == 0, done.stderr
     assert "StoreFull" in done.stdout
     assert "recovered" in done.stdout
+
+
+def test_a_change_that_met_a_full_disk_is_applied_where_something_gave_way(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path / "catalog.sqlite")
+    put(catalog, "a", ["one"])
+    asked: list[tuple[Path, bool]] = []
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def give_way(path: Path, size: int, full: bool) -> bool:
+        asked.append((path, full))
+        if full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        return full
+
+    catalog._database._give_way = give_way  # type: ignore[attr-defined]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        catalog.remove("default", "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert asked == [(tmp_path / "catalog.sqlite", full) for full in (False, True, False)]
+    assert catalog.documents() == []
+
+
+def test_a_damaged_catalogue_is_not_used_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.sqlite"
+    catalog = Catalog.open(path)
+    put(catalog, "a", ["one"])
+    catalog.check()
+    assert catalog.damage is None
+    for name in (path.name + "-wal", path.name):
+        with (tmp_path / name).open("r+b") as file:
+            file.write(bytes(4096))
+    assert catalog.count() == (1, 1), "this connection has all in memory"
+    with pytest.raises(CatalogCorrupt, match="restore a backup"):
+        catalog.check()
+    for call in (catalog.count, catalog.documents, lambda: catalog.remove("default", "a")):
+        with pytest.raises(CatalogCorrupt):
+            call()
+    assert isinstance(catalog.damage, CatalogCorrupt)
 
 
 def test_a_file_size_limit_changes_nothing(tmp_path: Path, root: Path) -> None:

@@ -692,3 +692,23 @@ def test_listening_beyond_this_machine_is_warned_about(ragkv: Program, tmp_path:
     assert done.code == 2
     assert "WARNING" in done.err
     assert "no API keys" in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ingest", "http://user:SECRET@127.0.0.1:1/x"),
+        ("ls", "--url", "http://user:SECRET@127.0.0.1:1"),
+        ("restore", "http://user:SECRET@127.0.0.1:1/x.tar"),
+        ("rm", "http://user:SECRET@127.0.0.1:1/x"),
+        ("ask", "Who?", "--store", "foo://user:SECRET@127.0.0.1:1"),
+    ],
+)
+def test_no_refusal_shows_the_password_of_an_address(
+    ragkv: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = ragkv(*words)
+    assert done.code in (1, 2)
+    assert done.err
+    assert "SECRET" not in done.out + done.err
