@@ -211,10 +211,14 @@ def _report_progress(report: Progress, document_id: str, stage: str, done: int, 
 
 @contextmanager
 def _catalog(settings: Settings) -> Iterator[Catalog]:
-    """Open the catalogue alone, without a model."""
+    """Open the catalogue alone, without a model. KV on its disk gives way to it."""
     from ragkv.catalog import Catalog
+    from ragkv.catalog.database import nothing_gives_way
+    from ragkv.store import open_store
 
-    catalog = Catalog.open(settings.catalog_address)
+    on_disk = settings.store == "disk"
+    give_way = open_store("disk", settings.data, settings.store_timeout).give_way if on_disk else nothing_gives_way
+    catalog = Catalog.open(settings.catalog_address, give_way)
     try:
         yield catalog
     finally:

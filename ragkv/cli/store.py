@@ -46,8 +46,8 @@ def gc(
     from ragkv.store import open_store
     from ragkv.store.format.seal import make_seal
 
-    catalog = Catalog.open(where)
     opened = open_store(settings.store, settings.data, settings.store_timeout, settings.store_ttl)
+    catalog = Catalog.open(where, opened.give_way)
     try:
         opened.ping()
         seal = make_seal(settings.store_secret.get_secret_value())
