@@ -720,12 +720,15 @@ def test_a_damaged_catalogue_is_not_used_any_more(tmp_path: Path) -> None:
     put(catalog, "a", ["one"])
     catalog.check()
     assert catalog.damage is None
-    for name in (path.name + "-wal", path.name):
-        with (tmp_path / name).open("r+b") as file:
-            file.write(bytes(4096))
+    whole = {tmp_path / name: (tmp_path / name).read_bytes() for name in (path.name + "-wal", path.name)}
+    for file, content in whole.items():
+        with file.open("r+b") as damaged:
+            damaged.write(bytes(min(4096, len(content))))
     assert catalog.count() == (1, 1), "this connection has all in memory"
     with pytest.raises(CatalogCorrupt, match="restore a backup"):
         catalog.check()
+    for file, content in whole.items():
+        file.write_bytes(content)
     for call in (catalog.count, catalog.documents, lambda: catalog.remove("default", "a")):
         with pytest.raises(CatalogCorrupt):
             call()
