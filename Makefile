@@ -42,8 +42,8 @@ TEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n
 
 # Tests that start no server and no browser (tests/test_packaging.py checks that) and take a minute together.
 CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py tests/engine/test_load_path.py,$(wildcard tests/engine/test_*.py)) \
-           tests/catalog tests/ingest/formats tests/ingest/test_chunker.py tests/metrics tests/model tests/recompute \
-           tests/retrieval tests/sparse tests/test_architecture.py tests/test_docs.py tests/test_mutants.py \
+           $(filter-out tests/catalog/test_damage.py,$(wildcard tests/catalog/test_*.py)) tests/ingest/formats \
+           tests/ingest/test_chunker.py tests/metrics tests/model tests/recompute tests/retrieval tests/sparse tests/test_architecture.py tests/test_docs.py tests/test_mutants.py \
            tests/test_samples.py tests/test_timing.py
 
 # `make test-oldest` leaves these out. They import no transformers (tests/test_architecture.py), or reach it only through

@@ -9,6 +9,7 @@ import pytest
 
 from ingest.pipeline import remove
 from ragkv.engine.batch import Batch
+from ragkv.errors import NotFound, Outdated
 from ragkv.types import AskOptions
 from tests.engine.test_session_manager import METHODS, NAMES, QUESTIONS, fill, talk
 from tests.quick import quick_engine
@@ -75,7 +76,7 @@ def test_a_question_that_is_never_finished_leaves_its_conversation_as_it_was(tmp
         assert len(engine.sessions.turns("default", "talk")) == 2
 
 
-def test_what_is_deleted_while_an_answer_is_decoded_is_kept_in_no_memory(tmp_path):
+def test_what_is_deleted_while_an_answer_is_decoded_is_neither_answered_nor_kept(tmp_path):
     with fill(quick_engine(tmp_path)) as engine:
         begun = engine.prefill(QUESTIONS[0], AskOptions(conversation="talk", top_k=1))
         for name in NAMES:
@@ -84,6 +85,8 @@ def test_what_is_deleted_while_an_answer_is_decoded_is_kept_in_no_memory(tmp_pat
         batch.join(begun.sequence)
         while batch.busy:
             batch.step()
-        assert engine.finalize(begun).citations
+        with pytest.raises(Outdated):
+            engine.finalize(begun)
         assert engine.sessions.cache.get("default", "talk") is None
-        assert len(engine.sessions.turns("default", "talk")) == 1
+        with pytest.raises(NotFound):
+            engine.sessions.turns("default", "talk")

@@ -299,8 +299,8 @@ def test_files_of_all_formats_in_a_folder_are_read(tmp_path: Path) -> None:
 
 
 def test_parsing_keeps_its_limits(tmp_path: Path) -> None:
-    write(tmp_path, a_dot_html=b"<div>" * 100_000, b_dot_html="<p>b")
-    slow, quick = load([tmp_path], 1 << 20, allowed=Allowance(seconds=3.0))
+    write(tmp_path, a_dot_html=b"<p>word " * 1_900_000, b_dot_html="<p>b")
+    slow, quick = load([tmp_path], 1 << 24, allowed=Allowance(seconds=3.0))
     assert isinstance(slow, Rejected)
     assert "longer than 3 s" in str(slow.error)
     assert isinstance(quick, Document)

@@ -114,5 +114,5 @@ def test_the_package_is_found_without_being_imported() -> None:
 
 
 def test_the_same_version_is_named_everywhere(root: Path) -> None:
-    for name in ("Makefile", "Dockerfile", "docs/settings.md"):
+    for name in ("Makefile", "constraints.txt", "docs/settings.md"):
         assert source.PACKAGE in (root / name).read_text(), name
