@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from api.runtime.local_backend import LocalBackend
+from api.runtime.tool_backend import ToolRefused
 from api.schemas.common import QuestionFields
 from api.schemas.tools import DocumentName, IngestArguments, ListArguments
 from ingest.jobs import Jobs
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
-from ragkv.errors import ConfigError, Expired, NotFound
+from ragkv.errors import Expired, NotFound
 from ragkv.types import Document
 from tests.api.conftest import settings
 from tests.mcp_calls import HARBOUR, QUESTION
@@ -106,7 +107,7 @@ def test_an_engine_that_cannot_be_opened_fails_every_call_and_the_end_is_quick(t
 
     async def use() -> None:
         for _ in range(2):
-            with pytest.raises(ConfigError, match="nothing"):
+            with pytest.raises(ToolRefused, match="nothing"):
                 await broken.documents(ListArguments())
 
     asyncio.run(use())
