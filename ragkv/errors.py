@@ -39,20 +39,42 @@ RagkvError
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_USER = re.compile(
-    r"(?<=[a-z0-9]:/)(/?)(?:[^\s/?#]{0,999}|[^\s/?#@:]{0,999}:(?!\d+[/?#])[^\s@]{0,999})@", re.IGNORECASE
-)
-"""The user and the password of an address in a text. A path has one slash where the address had two. A password may
-hold slashes; a port does not."""
+_WORDS = re.compile(r"(\s+)")
+_PORT = re.compile(r"[0-9]+[/?#]")
+_ENDS = re.compile(r"[/?#]")
 
 
 def without_password(text: str) -> str:
     """Return a text with its addresses, but with `***` for their users and passwords."""
-    return _USER.sub(r"\1***@", text) if "@" in text else text
+    return "".join(map(_without_users, _WORDS.split(text))) if "@" in text else text
+
+
+def _without_users(word: str) -> str:
+    """Hide the users of all addresses in a word. A path has one slash where the address had two."""
+    pieces = word.split(":/")
+    shown = pieces[:1]
+    for before, piece in itertools.pairwise(pieces):
+        rest = piece.removeprefix("/")
+        shown.append(piece[: len(piece) - len(rest)] + (_without_user(rest) if before[-1:].isalnum() else rest))
+    return ":/".join(shown)
+
+
+def _without_user(rest: str) -> str:
+    """Hide the user of an address without its scheme. A password may hold slashes; a port does not."""
+    end = _ENDS.search(rest)
+    at = rest.rfind("@", 0, end.start() if end else len(rest))
+    if at >= 0:
+        return f"***{rest[at:]}"
+    name, _, password = rest.partition(":")
+    at = password.find("@")
+    if at < 0 or _ENDS.search(name) or _PORT.match(password):
+        return rest
+    return f"***{password[at:]}"
 
 
 class RagkvError(Exception):
