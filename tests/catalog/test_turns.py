@@ -82,11 +82,14 @@ def test_a_turn_from_a_chunk_that_is_gone_is_not_stored(catalog: Catalog) -> Non
 def test_nothing_of_a_removed_answer_stays_when_turns_and_changes_come_together(catalog: Catalog) -> None:
     """Whoever commits first: the turn is not stored, or it is and loses its answer."""
     put(catalog, "a", ["text 0"])
-    over = threading.Event()
+    over, kept = threading.Event(), threading.Event()
 
     def replace() -> None:
         for version in range(1, 40):
             put(catalog, "a", [f"text {version}"])
+            if version % 4 == 0:  # a pause, so that a turn is stored however slow the catalogue is
+                kept.clear()
+                kept.wait(timeout=30)
         over.set()
 
     thread = threading.Thread(target=replace)
@@ -96,9 +99,10 @@ def test_nothing_of_a_removed_answer_stays_when_turns_and_changes_come_together(
         number += 1
         try:
             talk(catalog, f"talk {number}", read(catalog, "a"))
-            stored += 1
         except (Outdated, KeyError):  # KeyError: between two reads of the test itself
-            pass
+            continue
+        stored += 1
+        kept.set()
     thread.join()
     catalog.remove("default", "a")
     assert stored
