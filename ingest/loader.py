@@ -20,7 +20,7 @@ from typing import BinaryIO, NoReturn
 from ingest import sandbox
 from ingest.formats.base import Parsed
 from ingest.sandbox import FORMATS, USUAL, Allowance
-from ingest.text import check_text, decode
+from ingest.text import check_replacements, check_text, decode
 from ragkv.catalog.limits import MAX_NAME, MAX_TITLE, check_metadata, fitting
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from ragkv.passages import fence_of, heading_of, shortened
@@ -152,6 +152,8 @@ def checked(document: Document, limit: int) -> Document:
     for part, value in (("title", document.title), ("text", document.text)):
         try:
             check_text(value)
+            if part == "text":
+                check_replacements(value)
         except InvalidDocument as error:
             raise InvalidDocument(f"{label}: its {part}: {error}") from None
     size = len(document.text.encode())

@@ -10,6 +10,8 @@ from ragkv.errors import InvalidDocument
 _CONTROLS = "".join(map(chr, (*range(1, 9), *range(14, 27), *range(28, 32), 127)))
 _CONTROL = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _CONTROL_SHARE = 0.01
+_REPLACED_SHARE = 0.01
+_UNREAD = "over one in a hundred of its characters are �: they could not be read"
 
 
 def decode(data: bytes) -> str:
@@ -22,6 +24,12 @@ def decode(data: bytes) -> str:
         raise InvalidDocument(f"byte {error.start} is not UTF-8 text") from None
     check_text(text)
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check_replacements(text: str, said: str = _UNREAD) -> None:
+    """Raise InvalidDocument where too many characters stand for what could not be decoded. said: the message."""
+    if text.count("\ufffd") > _REPLACED_SHARE * len(text):
+        raise InvalidDocument(said)
 
 
 def check_text(text: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from ingest.formats.base import Parsed, TextRoom
-from ingest.text import decode
+from ingest.formats.charsets import decode_table
 from ragkv.errors import InvalidDocument
 
 DELIMITERS = ",;\t|"
@@ -33,7 +33,7 @@ def parse(data: bytes, limit: int) -> Parsed:
         InvalidDocument: The file is not CSV, or has no rows.
         TooLarge: The text has over `limit` bytes.
     """
-    text = decode(data)
+    text, encoding = decode_table(data)
     csv.field_size_limit(max(limit, 1))
     rows = _rows(text, _delimiter(text))
     first = next(rows, None)
@@ -48,7 +48,8 @@ def parse(data: bytes, limit: int) -> Parsed:
         count += 1
     if not paragraphs:
         raise InvalidDocument("it has no rows under its header")
-    return Parsed("", "\n\n".join(paragraphs), {"format": "csv", "rows": count})
+    said = {} if encoding == "utf-8" else {"encoding": encoding}
+    return Parsed("", "\n\n".join(paragraphs), {"format": "csv", "rows": count, **said})
 
 
 def _delimiter(text: str) -> str:

@@ -1,37 +1,50 @@
 """E-mail messages (RFC 5322) to text: subject, people, date, the text, and the names of what is attached.
 
-Of a text that is there as plain text and as HTML, the plain one is read. A message that was forwarded inside another is
-read under a heading of its own. Attachments are named and not opened.
+Of a text that is there as plain text and as HTML, the plain one is read. Of a signed message the content is read. A
+message that was forwarded inside another is read under a heading of its own. Attachments are named and not opened.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from email.message import EmailMessage
 from email.parser import BytesParser
 from email.policy import EmailPolicy
 from typing import Any, cast
 
-from ingest.formats import html
+from ingest.formats import charsets, html, signed
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
+from ingest.formats.mail_headers import readable
 from ragkv.errors import InvalidDocument
 
 HEADER_CHARACTERS = 32768
 """Most characters of a header that are read: a list of a thousand people. Its grammar is slow, at worst quadratic."""
 _PEOPLE = ("From", "To", "Cc", "Date")
 _NEEDED = ("From", "To", "Subject", "Date")
-_ENCRYPTED = {"multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime"}
+_DECLARED = re.compile(rb"\bcharset\s{0,3}=\s{0,3}\"?([\w.:-]{1,40})", re.IGNORECASE)
+"""The character set of the first text, in which headers are that say nothing of theirs."""
+_DECLARED_WITHIN = 65536
+_DEEPEST = 16
+"""Most signed messages inside each other."""
 _BETWEEN = "\n\n"
 
 
 class _BoundedHeaders(EmailPolicy):
-    """Reads headers as the usual policy does, but a longer one as plain text, and no more of it than may be read."""
+    """Reads headers as the usual policy does, but a longer one as plain text, and no more of it than may be read.
+
+    Attributes:
+        declared: The character set of headers that do not say it.
+    """
+
+    declared = ""
 
     def header_fetch_parse(self, name: str, value: str) -> Any:
         """Return the value of a header that the message has."""
+        readable_value = readable(value[:HEADER_CHARACTERS], self.declared)
         if len(value) <= HEADER_CHARACTERS:
-            return super().header_fetch_parse(name, value)
-        return " ".join(value[:HEADER_CHARACTERS].split())
+            return super().header_fetch_parse(name, readable_value)
+        return " ".join(readable_value.split())
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -41,7 +54,7 @@ def parse(data: bytes, limit: int) -> Parsed:
         InvalidDocument: The file is no message, or is encrypted.
         TooLarge: The text has over `limit` bytes.
     """
-    message = cast("EmailMessage", BytesParser(policy=_BoundedHeaders()).parsebytes(data))
+    message = _message(data)
     if not any(_header(message, name) for name in _NEEDED):
         raise InvalidDocument("it is no e-mail message: it names no sender, receiver, subject or date")
     reader = _Reader(TextRoom(limit))
@@ -51,12 +64,19 @@ def parse(data: bytes, limit: int) -> Parsed:
     return Parsed(title, without_controls(_BETWEEN.join(reader.blocks)), {"format": "eml", **facts})
 
 
+def _message(data: bytes) -> EmailMessage:
+    found = _DECLARED.search(data, 0, _DECLARED_WITHIN)
+    policy = _BoundedHeaders().clone(declared=found[1].decode(errors="replace") if found else "")
+    return cast("EmailMessage", BytesParser(policy=policy).parsebytes(data))
+
+
 class _Reader:
     """Writes messages into blocks of text."""
 
     def __init__(self, room: TextRoom):
         self.blocks: list[str] = []
         self._room = room
+        self._signed = 0
 
     def write_message(self, message: EmailMessage, mark: str) -> None:
         """Write a message. mark: of its heading."""
@@ -70,9 +90,11 @@ class _Reader:
 
     def _write_part(self, part: EmailMessage, attached: list[str]) -> None:
         kind = part.get_content_type()
-        if kind in _ENCRYPTED:
+        if kind == "multipart/encrypted":
             raise InvalidDocument("it is encrypted; save it without encryption")
-        if kind == "message/rfc822" and part.is_multipart():
+        if _may_be_signed(part, kind):
+            self._write_signed(part, attached)
+        elif kind == "message/rfc822" and part.is_multipart():
             for inner in _parts(part):
                 self.write_message(inner, "## ")
         elif kind == "multipart/alternative":
@@ -84,6 +106,18 @@ class _Reader:
             attached.append(one_line(part.get_filename() or kind))
         else:
             self._write(_text(part, kind))
+
+    def _write_signed(self, part: EmailMessage, attached: list[str]) -> None:
+        """Write the message that a signature encloses. Certificates alone are an attachment."""
+        smime = str(part.get_param("smime-type", "")).lower()
+        if smime == "certs-only" or part.get_filename("").lower().endswith(".p7c"):
+            attached.append(one_line(part.get_filename(part.get_content_type())))
+            return
+        self._signed += 1
+        if self._signed > _DEEPEST:
+            raise InvalidDocument(f"over {_DEEPEST} signed messages are inside each other")
+        self._write_part(_message(signed.content_of(_bytes_of(part), smime)), attached)
+        self._signed -= 1
 
     def _write_best(self, parts: list[EmailMessage], attached: list[str]) -> None:
         """Write one of several forms of a text: the plain one, else the last, which is the richest."""
@@ -104,16 +138,27 @@ def _parts(part: EmailMessage) -> Iterator[EmailMessage]:
 
 
 def _text(part: EmailMessage, kind: str) -> str:
-    """Return the text of a part. What its character set does not know becomes `�`."""
-    payload: Any = part.get_payload(decode=True)
-    data = payload if isinstance(payload, bytes) else b""
-    try:
-        text = data.decode(part.get_content_charset("utf-8"), errors="replace")
-    except (LookupError, ValueError):
-        text = data.decode(errors="replace")
+    """Return the text of a part. Raises InvalidDocument where its character set is not known, or not its own."""
+    data = _bytes_of(part)
+    label = part.get_content_charset("")
     if kind == "text/html":
-        return html.parse(b"\xef\xbb\xbf" + text.encode(errors="replace"), max(len(data) * 4, 1)).text
-    return "\n".join(line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+        source = charsets.decode(data, label) if label else html.decode(data)
+        return html.parse_text(source, max(len(data) * 4, 1)).text
+    text = charsets.decode(data, label) if label else charsets.detect(data)
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return signed.plain_of("\n".join(line.rstrip() for line in lines))
+
+
+def _bytes_of(part: EmailMessage) -> bytes:
+    payload: Any = part.get_payload(decode=True)
+    return payload if isinstance(payload, bytes) else b""
+
+
+def _may_be_signed(part: EmailMessage, kind: str) -> bool:
+    """Whether a part is S/MIME: signed, encrypted, or certificates. Some programs call it a file of any kind."""
+    if kind in signed.KINDS:
+        return True
+    return kind == "application/octet-stream" and part.get_filename("").lower().endswith(".p7m")
 
 
 def _header(message: EmailMessage, name: str) -> str:

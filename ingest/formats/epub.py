@@ -20,7 +20,7 @@ from ragkv.errors import InvalidDocument
 
 _KINDS = {"application/xhtml+xml", "text/html"}
 _VOID = "area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr"
-_CLOSED = re.compile(rb"<(?!(?:%s)[\s/])([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>" % _VOID.encode(), re.IGNORECASE)
+_CLOSED = re.compile(rf"<(?!(?:{_VOID})[\s/])([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>", re.ASCII | re.IGNORECASE)
 """An element that XHTML closes at once. HTML would leave it open: a `<title/>` would swallow the chapter."""
 _BETWEEN = "\n\n"
 
@@ -49,8 +49,8 @@ def _parse(package: Package, limit: int) -> Parsed:
         if name in encrypted.names:
             raise InvalidDocument("it is protected against copying (DRM)")
         if name in package.names:
-            page = _CLOSED.sub(rb"<\1\2></\1>", package.bytes_of(name))
-            if text := html.parse(page, limit).text.strip():
+            page = _CLOSED.sub(r"<\1\2></\1>", html.decode(package.bytes_of(name)))
+            if text := html.parse_text(page, limit).text.strip():
                 texts.append(room.take(text))
     language = {"language": one_line(book.language)} if book.language.strip() else {}
     return Parsed(one_line(book.title), _BETWEEN.join(texts), {"format": "epub", **language})

@@ -17,15 +17,15 @@ paragraphs.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections import Counter
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
+from ingest.formats import charsets
 from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ingest.text import check_text
-from ragkv.errors import InvalidDocument, TooLarge
+from ingest.text import check_replacements, check_text
+from ragkv.errors import TooLarge
 
 MOST_NESTED = 10_000
 """Most elements that are open at the same time. For each further one lexbor looks at all that are open."""
@@ -54,6 +54,7 @@ _AROUND_PAGE = {"header", "footer", "aside"}
 """Tags that are `around` the page. Inside `main` they are content: the head of an article, a note."""
 _AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
 _HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.IGNORECASE)
+_XML = re.compile(rb"<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*(?:[\"']\s*)?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
 _TAG = re.compile(r"<(/?)([a-z][a-z0-9]{0,15})(?=[\s/>])", re.IGNORECASE)
 _LEFT_OPEN = {
@@ -62,9 +63,9 @@ _LEFT_OPEN = {
     *("rt", "tbody", "td", "tfoot", "th", "thead", "tr"),
 }
 """Elements that have no end, or end where the next one begins."""
-_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-_LATIN = {"ascii", "iso8859-1"}
-_CODE_POINTS = {"utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be", "utf-7"}
+_HEAD = 4096
+"""Bytes at the start of a page that are searched for its character set."""
+_CODE_POINTS = {"utf-16le", "utf-16be", "utf-16", "utf-32", "utf-32-le", "utf-32-be", "utf-7"}
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -74,7 +75,11 @@ def parse(data: bytes, limit: int) -> Parsed:
         InvalidDocument: The bytes are no text.
         TooLarge: The text has over `limit` bytes, or MOST_NESTED elements lie in each other.
     """
-    source = decode(data)
+    return parse_text(decode(data), limit)
+
+
+def parse_text(source: str, limit: int) -> Parsed:
+    """Parse a page that is decoded. Raises TooLarge."""
     if _is_nested(source):
         raise TooLarge(f"over {MOST_NESTED} of its elements are open at the same time")
     try:
@@ -225,43 +230,32 @@ def _place(node: LexborNode, tag: str, outside: str) -> str:
 
 
 def decode(data: bytes) -> str:
-    """Decode a page as browsers do: by its byte order mark, else by <meta>, else as UTF-8, else as Windows-1252.
+    """Decode a page as browsers do: by its byte order mark, else by what it declares, else as text without a label.
 
     Raises:
         InvalidDocument: The bytes are no text.
     """
-    for mark, name in _BOMS:
+    text = _decoded(data)
+    check_text(text)
+    return text
+
+
+def _decoded(data: bytes) -> str:
+    for mark, name in charsets.BOMS:
         if data.startswith(mark):
-            return _checked(data.removeprefix(mark), name)
-    found = _CHARSET.search(data[:4096])
-    declared = _codec(found[1].decode()) if found else None
-    if declared and declared != "utf-8":
-        return _checked(data, declared)
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return _checked(data, "utf-8" if declared else "cp1252")
-    check_text(text)
-    return text
+            text = data.removeprefix(mark).decode(name, errors="replace")
+            check_replacements(text, f"it is not text in {name}; save it as UTF-8")
+            return text
+    head = _without_comments(data[:_HEAD])
+    found = _XML.match(head.lstrip()) or _CHARSET.search(head)
+    if found is None:
+        return charsets.detect(data)
+    label = found[1].decode()
+    # The declaration could be read as ASCII, so the page is in no code that has two bytes for a letter.
+    return charsets.decode(data, "utf-8" if charsets.name_of(label) in _CODE_POINTS else label)
 
 
-def _codec(label: str) -> str | None:
-    """Return Python's name of a character set; None for one that no page can be in."""
-    try:
-        name = codecs.lookup(label).name
-        "".encode(name)
-    except (LookupError, ValueError):
-        return None
-    if name in _LATIN:
-        return "cp1252"
-    # The declaration could be read as ASCII, so the page is in none of these.
-    return "utf-8" if name in _CODE_POINTS else name
-
-
-def _checked(data: bytes, codec: str) -> str:
-    """Decode the data. Invalid bytes become `�` as long as they are few. Raises InvalidDocument."""
-    text = data.decode(codec, errors="replace")
-    if text.count("\ufffd") > 0.01 * len(text):
-        raise InvalidDocument(f"it is not text in {codec}; save it as UTF-8")
-    check_text(text)
-    return text
+def _without_comments(head: bytes) -> bytes:
+    """Return the start of a page without its comments, which declare nothing."""
+    first, *others = head.split(b"<!--")
+    return first + b"".join(other.partition(b"-->")[2] for other in others)

@@ -23,7 +23,8 @@ from tests.catalog.test_limits import nested
 from tests.ingest.formats.files import docx, paragraph, pdf
 
 LIMIT = 10_000
-STORABLE = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: text.strip())
+READABLE = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffd")
+STORABLE = st.text(READABLE, min_size=1).filter(lambda text: text.strip())
 
 
 def write(folder: Path, **files: bytes | str) -> None:

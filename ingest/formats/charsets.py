@@ -1,0 +1,230 @@
+"""Bytes to text by the character set that a file declares for them.
+
+Labels are those of the WHATWG Encoding Standard, as browsers and mail programs read them: a label means the superset
+that programs write under it, so `gb2312` is GB 18030, `iso-8859-1` is Windows-1252 and `us-ascii` may be UTF-8.
+Python's names are known, too. A label that nobody knows is no reason to guess: the text is UTF-8 or ISO-2022-JP, or it
+is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable
+
+import webencodings
+
+from ingest.text import check_replacements, check_text
+from ragkv.errors import InvalidDocument
+
+BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+WESTERN = "windows-1252"
+"""What files without a label are in where they are in no Unicode: programs in Western Europe wrote them."""
+
+_CODECS = {
+    "gbk": ("gb18030",),
+    "big5": ("big5hkscs", "cp950"),
+    "shift_jis": ("cp932", "shift_jis_2004"),
+    "euc-kr": ("cp949",),
+    "euc-jp": ("euc_jp", "euc_windows", "euc_jis_2004"),
+    "iso-2022-jp": ("iso2022_jp", "iso2022_windows", "iso2022_jp_2004", "iso2022_jp_ext"),
+    "windows-874": ("cp874",),
+    "iso-8859-8-i": ("iso8859_8",),
+    "macintosh": ("mac_roman",),
+    "x-mac-cyrillic": ("mac_cyrillic",),
+    "koi8-u": ("koi8_u",),
+}
+"""Name in the standard → codecs of Python and of _VENDORS. A later one is tried where an earlier one does not fit."""
+_BEYOND = {
+    **dict.fromkeys(("hz-gb-2312", "hz-gb2312", "hz"), "hz"),
+    **dict.fromkeys(("iso-2022-kr", "csiso2022kr"), "iso2022_kr"),
+    **dict.fromkeys(("iso-2022-jp-1", "iso-2022-jp-2", "iso-2022-jp-3", "cp50220", "cp50221"), "iso-2022-jp"),
+    **dict.fromkeys(("cp936", "ms936", "windows-936", "euc-cn", "x-euc-cn"), "gbk"),
+    **dict.fromkeys(("cp932", "ms932", "windows-932", "shift-jisx0213", "sjis-win"), "shift_jis"),
+    **dict.fromkeys(("cp949", "ms949", "uhc", "ksc5601-1987", "ks-c-5601"), "euc-kr"),
+    **dict.fromkeys(("cp950", "ms950", "windows-950"), "big5"),
+    **dict.fromkeys(("eucjp-ms", "eucjp-win", "eucjp", "cp51932"), "euc-jp"),
+    **dict.fromkeys(("mac-ukrainian", "macukrainian", "mac-cyrillic", "maccyrillic"), "x-mac-cyrillic"),
+    **dict.fromkeys(("mac-ce", "mac-centraleurope", "mac-centraleurroman"), "mac_latin2"),
+    **dict.fromkeys(("mac-icelandic",), "mac_iceland"),
+    **dict.fromkeys(("unicode-1-1-utf-7", "csutf7"), "utf-7"),
+}
+"""Labels that the standard does not have, or forbids for fear of scripts, which are not read here."""
+_UTF8_TOO = {"ascii", "us-ascii", "ansi_x3.4-1968", "iso646-us", "646"}
+"""Labels that programs put on everything; Windows-1252 in the standard."""
+_NO_CHARACTERS = {"rot13", "rot-13", "idna", "punycode", "mbcs", "oem", "undefined", "unicode_escape", "string_escape"}
+_NO_CHARACTERS |= {"raw_unicode_escape", "palmos", "x-user-defined"}
+_UKRAINIAN = str.maketrans("¢∂", "Ґґ")
+_RUSSIAN = str.maketrans("╝╬", "ўЎ")
+_EURO = str.maketrans("¤", "€")
+_ROWS_OF_EUC = re.compile(rb"\x8e[\xa1-\xdf]|\x8f[\xa1-\xfe]{2}|[\xa1-\xfe]{2}")
+_FOREIGN = re.compile(r"[^\W\d_][¡-©«¬®-±²³¶¸¹»-¿ˆ‰†‡‚„“”‹›•˜™][^\W\d_]|[a-zß-ÿ][Ÿ¿¡]|[À-ÖØ-öø-ÿŠšŒœŽžŸ]{4}")
+"""Signs inside a word, and accents on letter after letter, which no Western language has."""
+_FOREIGN_SHARE = 0.4
+
+
+def decode(data: bytes, label: str) -> str:
+    """Decode text by the label that its file declares. A few bytes that fit no character become `�`.
+
+    Raises:
+        InvalidDocument: The label is unknown and the text is not UTF-8, or more than one in a hundred is `�`.
+    """
+    name = name_of(label)
+    if not name:
+        text = _unlabelled(data)
+        if text is None:
+            raise InvalidDocument(f"its character set {label[:40]!r} is not known; save it as UTF-8")
+        return text
+    return _checked(_decoded(data, name, label), name)
+
+
+def detect(data: bytes) -> str:
+    """Decode text that has no label: it is UTF-8, ISO-2022-JP or, where its words look like it, Windows-1252.
+
+    Raises:
+        InvalidDocument: It is none of them.
+    """
+    if b"\0" in data:
+        raise InvalidDocument(f"byte {data.index(0)} is NUL, this is not text")
+    text = _unlabelled(data)
+    if text is None:
+        text = data.decode("cp1252", errors="replace")
+        if not _is_western(text):
+            raise InvalidDocument("it is not UTF-8 and names no character set; save it as UTF-8")
+        _checked(text, WESTERN)
+    return text
+
+
+def decode_table(data: bytes) -> tuple[str, str]:
+    """Return the text of a CSV file and its character set: UTF-8, UTF-16 with a mark, or what spreadsheets save.
+
+    Raises:
+        InvalidDocument: It is in another one.
+    """
+    for mark, name in BOMS:
+        if data.startswith(mark):
+            text, name = data.removeprefix(mark).decode(name, errors="replace"), name[:6].rstrip("-")
+            break
+    else:
+        try:
+            text, name = data.decode(), "utf-8"
+        except UnicodeDecodeError as error:
+            text, name = data.decode("cp1252", errors="replace"), WESTERN
+            if not _is_western(text):
+                raise InvalidDocument(f"byte {error.start} is not UTF-8 text; save it as CSV UTF-8") from None
+    check_text(text)
+    return _checked(text, name).replace("\r\n", "\n").replace("\r", "\n"), name
+
+
+def name_of(label: str) -> str:
+    """Return the name of a character set in the standard, else Python's name of it; empty for an unknown label."""
+    plain = label.strip().strip("\"'").lower()
+    for name in dict.fromkeys((plain, plain.replace("_", "-"), plain.replace("-", "_"))):
+        bare = name.removeprefix("x-").removeprefix("x_")
+        for form in (name, bare):
+            if form in _BEYOND:
+                return _BEYOND[form]
+            known = webencodings.lookup(form)
+            if known is not None and known.name not in ("replacement", "x-user-defined"):
+                return str(known.name)
+    return _python_name(plain.removeprefix("x-"))
+
+
+def _python_name(label: str) -> str:
+    """Return the name of a codec of Python that decodes bytes to text."""
+    if label in _NO_CHARACTERS or not label.isascii():
+        return ""
+    try:
+        found = codecs.lookup(label)
+        "".encode(found.name)
+    except (LookupError, ValueError):
+        return ""
+    return "" if found.name in _NO_CHARACTERS or "escape" in found.name else found.name
+
+
+def _decoded(data: bytes, name: str, label: str) -> str:
+    """Decode data in the first codec that fits, else in the one that fits best."""
+    if name == WESTERN and label.strip().lower() in _UTF8_TOO and (text := _unlabelled(data)) is not None:
+        return text
+    best = ""
+    for at, codec in enumerate(_CODECS.get(name, (name,))):
+        vendor = _VENDORS.get(codec)
+        text = vendor(data) if vendor else data.decode(codec, errors="replace")
+        left = text.count("\ufffd")
+        if not at or left < best.count("\ufffd"):
+            best = text
+        if not left:
+            break
+    return _corrected(best, name)
+
+
+def _corrected(text: str, name: str) -> str:
+    """Put in the few characters in which a codec of Python differs from the standard."""
+    if name == "x-mac-cyrillic":
+        return text.translate(_UKRAINIAN).translate(_EURO)
+    return text.translate(_RUSSIAN) if name == "koi8-u" else text
+
+
+def _euc_of_windows(data: bytes) -> str:
+    """Decode EUC-JP with the rows that Windows adds (`①`, `髙`), which Python's codec lacks."""
+    return _ROWS_OF_EUC.sub(_shifted, data).decode("cp932", errors="replace")
+
+
+def _shifted(match: re.Match[bytes]) -> bytes:
+    """Return a character of EUC-JP in Shift_JIS."""
+    pair = match[0]
+    if pair[0] == 0x8E:
+        return pair[1:]
+    if pair[0] == 0x8F:
+        return b"\x81\xac"  # of JIS X 0212, which Shift_JIS lacks: 〓
+    row, cell = pair[0] - 0xA1, pair[1] - 0xA1
+    lead = 0x81 + row // 2 if row < 62 else 0xC1 + row // 2
+    if row % 2:
+        return bytes((lead, 0x9F + cell))
+    return bytes((lead, 0x40 + cell + (cell >= 63)))
+
+
+def _iso_2022_of_windows(data: bytes) -> str:
+    """Decode ISO-2022-JP with the rows that Windows adds and half-width katakana."""
+    first, *parts = data.split(b"\x1b")
+    texts = [first.decode("cp932", errors="replace")]
+    for part in parts:
+        shift, rest = (part[:2], part[2:]) if part[:1] in (b"$", b"(") else (b"", part)
+        if shift in (b"$B", b"$@"):
+            lines = re.split(rb"([\x00-\x20]+)", rest)
+            texts += [_euc_of_windows(bytes(byte | 0x80 if byte > 32 else byte for byte in line)) for line in lines]
+        elif shift == b"(I":
+            texts.append(bytes(byte | 0x80 if byte > 32 else byte for byte in rest).decode("cp932", errors="replace"))
+        else:
+            texts.append(rest.decode("cp932", errors="replace"))
+    return "".join(texts)
+
+
+_VENDORS: dict[str, Callable[[bytes], str]] = {"euc_windows": _euc_of_windows, "iso2022_windows": _iso_2022_of_windows}
+
+
+def _unlabelled(data: bytes) -> str | None:
+    """Return text that can be nothing but UTF-8 or ISO-2022-JP; None for any other."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    if any(shift in data for shift in (b"\x1b$B", b"\x1b$@", b"\x1b(J")):
+        return _decoded(data, "iso-2022-jp", "")
+    return text
+
+
+def _is_western(text: str) -> bool:
+    """Whether text that was decoded as Windows-1252 looks like a language that is written in it.
+
+    Words in Latin letters have few accents, and no signs inside. Anything else would be words that nobody wrote.
+    """
+    letters = sum(map(str.isalpha, text))
+    foreign = letters - sum(map(str.isascii, filter(str.isalpha, text)))
+    return foreign <= _FOREIGN_SHARE * letters and "\ufffd" not in text and not _FOREIGN.search(text)
+
+
+def _checked(text: str, name: str) -> str:
+    """Return the text if only few of its characters could not be decoded. Raises InvalidDocument."""
+    check_replacements(text, f"it is not text in {name}; save it as UTF-8")
+    return text

@@ -1,0 +1,142 @@
+"""Character sets: labels are read as browsers and mail programs read them, and nothing is guessed."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from ingest.formats import charsets, csv, eml, epub, html
+from ragkv.errors import InvalidDocument
+from tests.ingest.formats.packages import epub as book
+
+LIMIT = 100_000
+CASES = [
+    ("gb2312", "陶喆和朱镕基住在深圳".encode("gb18030"), "陶喆和朱镕基住在深圳"),
+    ("x-gbk", "陶喆".encode("gbk"), "陶喆"),
+    ("hz-gb-2312", "起重机".encode("hz"), "起重机"),
+    ("x-sjis", "①髙橋".encode("cp932"), "①髙橋"),
+    ("windows-31j", "①髙橋".encode("cp932"), "①髙橋"),
+    ("x-euc-jp", b"\xad\xa1" + "東京".encode("euc_jp") + b"\xfc\xe2\x8e\xb1", "①東京髙ｱ"),
+    ("iso-2022-jp", b"\x1b$B-!Ec\x1b(B ok \x1b(I1\x1b(B", "①塔 ok ｱ"),
+    ("euc-kr", "똠방각하".encode("cp949"), "똠방각하"),
+    ("ks_c_5601-1987", "똠방".encode("cp949"), "똠방"),
+    ("x-windows-949", "똠방".encode("cp949"), "똠방"),
+    ("iso-2022-kr", "한국".encode("iso2022_kr"), "한국"),
+    ("big5", "㗎嘅".encode("big5hkscs"), "㗎嘅"),
+    ("big5-hkscs", "香港".encode("big5hkscs"), "香港"),
+    ("us-ascii", b"the \x93crane\x94 \x96 5 \x80", "the “crane” – 5 €"),
+    ("us-ascii", "Jürgen".encode(), "Jürgen"),
+    ("iso-8859-1", b"\x93crane\x94", "“crane”"),
+    ("latin1", "Grüße".encode("cp1252"), "Grüße"),
+    ("iso-8859-9", b"\x93\xdd\xf0\xfe\x94", "“İğş”"),
+    ("windows-1250", "Łódź".encode("cp1250"), "Łódź"),
+    ("iso-8859-2", "Łódź".encode("iso8859_2"), "Łódź"),
+    ("x-cp1251", "Привет".encode("cp1251"), "Привет"),
+    ("koi8-ru", b"\xf0\xd2\xc9\xd7\xa6\xd4 \xae", "Привіт ў"),
+    ("x-mac-ukrainian", b"\x8f\xf0\xe8\xb4\xf2 \xb6", "Приіт ґ"),
+    ("x-mac-roman", "Größe".encode("mac_roman"), "Größe"),
+    ("ibm866", "Привет".encode("cp866"), "Привет"),
+    ("cp850", "Größe".encode("cp850"), "Größe"),
+    ("dos-874", "เครน".encode("cp874"), "เครน"),
+    ("tis-620", "เครน".encode("cp874"), "เครน"),
+    ("iso-8859-8-e", "המנוף".encode("iso8859_8"), "המנוף"),
+    ("iso-8859-8-i", "המנוף".encode("iso8859_8"), "המנוף"),
+    ("iso-8859-6", "رافعة".encode("iso8859_6"), "رافعة"),
+    ("windows-1253", "γερανός".encode("cp1253"), "γερανός"),
+    ("utf-7", "Größe".encode("utf-7"), "Größe"),
+    ("nonsense", "Größe".encode(), "Größe"),
+    ("unknown-8bit", "倉庫".encode("iso2022_jp"), "倉庫"),
+]
+
+
+@pytest.mark.parametrize(("label", "data", "text"), CASES)
+def test_a_label_means_what_programs_write_under_it(label: str, data: bytes, text: str) -> None:
+    assert charsets.decode(data, label) == text
+
+
+WRITTEN = [case for case in CASES if case[0] not in ("utf-7", "hz-gb-2312", "iso-2022-kr")]
+
+
+@pytest.mark.parametrize(("label", "data", "text"), WRITTEN)
+def test_pages_messages_and_books_are_in_any_character_set(label: str, data: bytes, text: str) -> None:
+    page = f"<meta charset={label}><p>".encode() + data
+    assert html.parse(page, LIMIT).text == text
+    old = f'<meta http-equiv="Content-Type" content="text/html; charset={label}"><p>'.encode() + data
+    assert html.parse(old, LIMIT).text == text
+    head = f"Subject: =?{label}?B?{base64.b64encode(data).decode()}?=\r\nFrom: a@b.example\r\n"
+    message = f"{head}Content-Type: text/plain; charset={label}\r\n\r\n".encode() + data
+    parsed = eml.parse(message, LIMIT)
+    assert (parsed.title, parsed.text.rpartition("\n\n")[2]) == (text, text)
+    chapter = f'<?xml version="1.0" encoding="{label}"?><html><body><p>'.encode() + data + b"</p></body></html>"
+    assert epub.parse(book({"a.xhtml": chapter}), LIMIT).text == text
+
+
+@pytest.mark.parametrize("label", ["nonsense", "x-unknown", "rot13", "unicode_escape", "iso-2022-cn"])
+def test_a_label_that_is_not_known_is_refused_and_never_guessed(label: str) -> None:
+    data = "Привет".encode("cp1251")
+    with pytest.raises(InvalidDocument, match=f"its character set '{label}' is not known; save it as UTF-8"):
+        charsets.decode(data, label)
+    with pytest.raises(InvalidDocument, match="is not known"):
+        html.parse(f"<meta charset={label}><p>".encode() + data, LIMIT)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "Привет из порта".encode("cp1251"), "倉庫は東京にある".encode("cp932"), "陶喆和朱镕基".encode("gbk"),
+        "Powódź w Łęgach, wąż".encode("cp1250"), "γερανός".encode("cp1253"),
+    ],
+)  # fmt: skip
+def test_words_that_no_western_language_has_are_refused_without_a_label(data: bytes) -> None:
+    with pytest.raises(InvalidDocument, match="names no character set"):
+        html.parse(b"<p>" + data, LIMIT)
+    with pytest.raises(InvalidDocument, match="save it as CSV UTF-8"):
+        csv.parse(b"Name,Town\r\n" + data + b",Tarn\r\n", LIMIT)
+
+
+def test_western_text_without_a_label_is_read() -> None:
+    words = "Grüße – “so” kostet’s 5 € à Orléans"
+    assert html.parse(f"<p>{words}".encode("cp1252"), LIMIT).text == words
+
+
+def test_more_than_one_in_a_hundred_that_cannot_be_read_is_refused() -> None:
+    def message(count: int) -> bytes:
+        head = b"Subject: a\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n"
+        return head + b"\xff" * count + b"a" * (200 - count)
+
+    assert eml.parse(message(2), LIMIT).text.count("\ufffd") == 2
+    with pytest.raises(InvalidDocument, match="not text in utf-8"):
+        eml.parse(message(3), LIMIT)
+
+
+def test_a_page_that_declares_its_set_in_a_comment_does_not_declare_it() -> None:
+    assert html.parse("<!-- <meta charset=koi8-r> --><p>Größe".encode(), LIMIT).text == "Größe"
+
+
+@pytest.mark.parametrize(
+    ("head", "subject"),
+    [
+        (b"Subject: M\xfcller zahlt\r\nContent-Type: text/plain; charset=iso-8859-1", "Müller zahlt"),
+        (b"Subject: \xd0\xcb\xc1\xce\r\nContent-Type: text/plain; charset=koi8-r", "пкан"),
+        ("Subject: Müller".encode(), "Müller"),
+        (b"Subject: =?x-sjis?B?k4yL?= =?x-sjis?B?nik=?=", "東京)"),
+        (b"Subject: a =?windows-874?Q?=E0=A4?= b =?x-cp1251?Q?=CF=F0_=E8?=", "a เค b Пр и"),
+        (b"Subject: =?iso-8859-1?B?k2NyYW5llCCWIDUggA==?=", "“crane” – 5 €"),
+    ],
+)
+def test_headers_are_in_any_character_set(head: bytes, subject: str) -> None:
+    assert eml.parse(head + b"\r\n\r\nJa", LIMIT).title == subject
+
+
+def test_names_of_attachments_are_in_any_character_set() -> None:
+    part = b"--b\r\nContent-Type: application/pdf\r\nContent-Disposition: attachment; filename*=windows-874''%E0%A4\r\n"
+    head = b"Subject: a\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n"
+    assert eml.parse(head + part + b"\r\nx\r\n--b--\r\n", LIMIT).text.endswith("Attachments: เค")
+
+
+def test_a_table_that_is_not_utf8_says_so() -> None:
+    parsed = csv.parse("Name;Ort\r\nJürgen;Köln\r\n".encode("cp1252"), LIMIT)
+    assert parsed.text == "Name: Jürgen\nOrt: Köln"
+    assert parsed.metadata["encoding"] == "windows-1252"
+    assert csv.parse("Name\tOrt\r\nJürgen\tKöln\r\n".encode("utf-16"), LIMIT).text == "Name: Jürgen\nOrt: Köln"
