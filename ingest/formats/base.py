@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ingest.formats.rows import Cell, Table, TextBlock
+from ingest.formats.scripts import resolved
 from ragkv.errors import TooLarge
 
 LINE = "\u2028"
 """Separates lines inside a block."""
 MAX_TITLE = 300
 """Most characters of a title."""
-ROW_CHARACTERS = 1000
-"""Most characters of a table row. A longer one is layout rather than a table, so each cell becomes its own blocks."""
 
 # Characters that occur in files but cannot be in text: control characters and halves of surrogate pairs.
+_MARKED = re.compile(r"^ {0,3}(?:#{1,6}[ \t]|```|~~~)", re.MULTILINE)
+"""A line of text that would be taken for a heading, or for the beginning of code."""
 _NO_TEXT = re.compile("[\0-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 
 
@@ -50,6 +52,11 @@ def without_controls(text: str) -> str:
     return _NO_TEXT.sub("", text)
 
 
+def without_headings(text: str) -> str:
+    """Indent the lines that look like headings, or like the beginning of code, and are none."""
+    return _MARKED.sub(lambda line: f"    {line[0]}", text) if _MARKED.search(text) else text
+
+
 class TextRoom:
     """Counts how much text there may still be.
 
@@ -67,25 +74,11 @@ class TextRoom:
         return text
 
 
-class TextBlock(NamedTuple):
-    """A paragraph, heading, list item or table row.
-
-    Attributes:
-        mark: The kind: `## ` for a heading, `- ` for a list item, `| ` for a table row, or empty.
-        text: The text without the mark.
-        place: Where in the document the block is.
-    """
-
-    mark: str
-    text: str
-    place: str
-
-
 class TextBlocks:
     """Collects the text of a marked-up document in the order in which a parser meets it.
 
     Paragraphs are separated by an empty line. Items of a list and rows of a table follow one another line by line, and
-    the cells of a row are separated by ` | `.
+    the cells of a row are separated by ` | `. Lines that look like headings and are none are indented as code is.
     """
 
     def __init__(self, limit: int):
@@ -95,11 +88,17 @@ class TextBlocks:
         self._parts: list[str] = []
         self._mark = ""
         self._blocks: list[TextBlock] = []
-        self._rows: list[list[deque[TextBlock]]] = []
+        self._rows: list[list[Cell]] = []
+        self._tables: list[Table] = []
 
     def write(self, text: str) -> None:
         """Add text to the open block. Raises TooLarge."""
         self._parts.append(self._room.take(text))
+
+    def write_formula(self, formula: str) -> None:
+        """Add a formula, apart from a number before it: `1 1/2`."""
+        last = next((part for part in reversed(self._parts) if part), "")[-1:]
+        self.write(f" {formula}" if last.isdigit() and formula[:1].isdigit() else formula)
 
     def mark(self, mark: str) -> None:
         """Set the mark of the next block."""
@@ -113,21 +112,39 @@ class TextBlocks:
             text = "\n".join(line.rstrip() for line in whole.replace(LINE, "\n").split("\n")).strip("\n")
         else:
             text = "\n".join(" ".join(line.split()) for line in whole.split(LINE)).strip("\n")
+        text = resolved(text)
         if not text.strip():
             return
         self._add(deque([TextBlock(self._mark, text, self.place)]))
         self._mark = ""
+
+    def open_table(self) -> None:
+        """Begin a table."""
+        self.pause()
+        self._tables.append(Table())
+
+    def close_table(self) -> None:
+        """End the open table."""
+        self.pause()
+        if self._tables:
+            self._tables.pop()
 
     def open_row(self) -> None:
         """Begin a table row."""
         self.pause()
         self._rows.append([])
 
-    def open_cell(self) -> None:
-        """Begin a cell of the open row."""
+    def open_cell(self, columns: int = 1, rows: int = 1) -> None:
+        """Begin a cell of the open row, which spans so many columns and rows."""
         self.pause()
         if self._rows:
-            self._rows[-1].append(deque())
+            self._rows[-1].append(Cell(columns, rows))
+
+    def widen_cell(self, columns: int = 1, like: str = "") -> None:
+        """Let the open cell span columns, or be a part of the one `above` or `left`."""
+        if self._rows and self._rows[-1]:
+            cell = self._rows[-1][-1]
+            cell.columns, cell.like = max(cell.columns, columns), cell.like or like
 
     def close_row(self) -> None:
         """End the open row."""
@@ -135,13 +152,13 @@ class TextBlocks:
         if not self._rows:
             return
         cells = self._rows.pop()
-        if sum(1 for cell in cells if cell) > 1 and not _is_long(cells):
-            row = " | ".join(" ".join(" ".join(block.text.split()) for block in cell) for cell in cells).rstrip(" |")
-            if len(row) <= ROW_CHARACTERS:
-                self._add(deque([TextBlock("| ", row, self.place)]))
-                return
+        line, repeated = (self._tables[-1] if self._tables else Table()).line(cells)
+        self._room.take(" " * repeated)
+        if line:
+            self._add(deque([TextBlock("| ", line, self.place)]))
+            return
         for cell in cells:
-            self._add(cell)
+            self._add(cell.blocks)
 
     def heading(self) -> str:
         """Return the text of the first heading; empty when there is none."""
@@ -159,9 +176,9 @@ class TextBlocks:
             if block.place in without:
                 continue
             if text:
-                text.append("\n" if block.mark == before and before in ("- ", "| ") else "\n\n")
-            text.append(block.text if block.mark == "| " else block.mark + block.text)
-            before = block.mark
+                text.append("\n" if before and _kind(block.mark) == before != "#" else "\n\n")
+            text.append(_written(block))
+            before = _kind(block.mark)
         return "".join(text)
 
     def _add(self, blocks: deque[TextBlock]) -> None:
@@ -171,20 +188,23 @@ class TextBlocks:
             return
         row = self._rows[-1]
         if not row:
-            row.append(deque())
-        if len(blocks) > len(row[-1]):
-            blocks.extendleft(reversed(row[-1]))
-            row[-1] = blocks
+            row.append(Cell())
+        cell = row[-1]
+        if len(blocks) > len(cell.blocks):
+            blocks.extendleft(reversed(cell.blocks))
+            cell.blocks = blocks
         else:
-            row[-1].extend(blocks)
+            cell.blocks.extend(blocks)
 
 
-def _is_long(cells: Iterable[Iterable[TextBlock]]) -> bool:
-    """Whether cells hold far more than a row may. No more of them is read than says so."""
-    length = 0
-    for cell in cells:
-        for block in cell:
-            length += len(block.text)
-            if length > 8 * ROW_CHARACTERS:  # white space is yet to be joined
-                return True
-    return False
+def _kind(mark: str) -> str:
+    """Return `#` for the mark of a heading, `|` for that of a row, `-` for that of a list item, or an empty text."""
+    return mark[:1] if mark[:1] in ("#", "|") else mark and "-"
+
+
+def _written(block: TextBlock) -> str:
+    """Return a block with its mark. What is no heading does not look like one."""
+    if block.mark.startswith("#"):
+        return block.mark + block.text
+    text = block.text if block.mark == "| " else block.mark + block.text
+    return "\n".join(f"    {line}" for line in text.split("\n")) if _MARKED.search(text) else text

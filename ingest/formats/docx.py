@@ -1,13 +1,14 @@
 """Word documents to text. Their XML is read as a stream (package.py).
 
     _rels/.rels            where the document is, usually word/document.xml
-    word/styles.xml        which styles are headings, and of which level
+    word/styles.xml        which styles are headings, and of which level; which are lists, raised, struck out, hidden
+    word/numbering.xml     how list items and headings are numbered
     word/document.xml      paragraphs (p) of runs (t), tables (tbl, tr, tc), lists (numPr)
     word/footnotes.xml, word/endnotes.xml    read after it
     docProps/core.xml      the title
 
-Tracked changes read as accepted: deleted text is left out, and inserted text is kept. The text of content controls and
-text boxes is kept too.
+Tracked changes read as accepted: deleted text is left out, and inserted text is kept. So is text that is struck out.
+The text of content controls and text boxes is kept too. Formulas are written in one line (formulas.py).
 
 This is written by hand because libraries would lose tested behaviour: mammoth 1.13 returns hidden text, ignores
 headings by base style or outline level, and takes 46 s for a deflate bomb that is refused here at once. python-docx 1.2
@@ -16,18 +17,24 @@ cannot open strict documents, and drops tracked insertions, content controls, te
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
+from ingest.formats.formulas import OFFICE_VALUES, Formula
+from ingest.formats.numbering import span_of, written
 from ingest.formats.package import Package, PartHandler, open_package
+from ingest.formats.scripts import END, NOTE, SUB, SUP
+from ingest.formats.symbols import EMPTY, TICKED, sign, signs
+from ingest.formats.word_styles import PLAIN, Numbering, Style, Styles, is_on
 from ragkv.errors import InvalidDocument
 
-_HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
-_LEVELS = frozenset("012345678")
-_UNSEEN = {"Fallback", "moveFrom"}
-"""Elements that are skipped: a second copy of a drawing for older programs, and moved text at its old place."""
+_UNSEEN = {"Fallback", "moveFrom", "del", "rt", "pPrChange", "rPrChange", "tblPrChange", "trPrChange", "tcPrChange"}
+"""Elements that are skipped: a second copy of a drawing for older programs, text that was taken out or moved away, how
+words are pronounced, and how a changed part looked before."""
+_TABLE = {"tbl", "tr", "tc", "gridSpan", "vMerge", "hMerge"}
+_OF_PARAGRAPHS = {"outlineLvl", "numPr", "ilvl", "numId"}
+_PROPERTIES = {"pStyle", "rStyle", "vertAlign", "strike", "dstrike", "vanish", "rFonts", *_OF_PARAGRAPHS}
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -46,9 +53,10 @@ def _parse(package: Package, limit: int) -> Parsed:
     if document not in package.names:
         raise InvalidDocument("it is no Word document: a zip archive without one")
     folder = PurePosixPath(document).parent
-    styles = _Styles()
+    styles, numbers = Styles(), Numbering()
     package.read(str(folder / "styles.xml"), styles)
-    body = _Body(TextBlocks(limit), styles.marks())
+    package.read(str(folder / "numbering.xml"), numbers)
+    body = _Body(TextBlocks(limit), styles.whole(), numbers)
     package.read(document, body)
     if body.root != "document":
         raise InvalidDocument("it is no Word document, but another one of an office program")
@@ -58,109 +66,166 @@ def _parse(package: Package, limit: int) -> Parsed:
     return Parsed(title, without_controls(body.blocks.joined()), {"format": "docx"})
 
 
-class _Styles(PartHandler):
-    """Collects paragraph styles of headings and list items, also where a base style makes them one."""
-
-    def __init__(self) -> None:
-        self._own: dict[str, str] = {}
-        self._bases: dict[str, str] = {}
-        self._style = ""
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        value = attributes.get("val", "")
-        if tag == "style":
-            self._style = attributes.get("styleId", "")
-        elif tag == "basedOn":
-            self._bases[self._style] = value
-        elif tag == "name" and (heading := _HEADING.fullmatch(value)):
-            self._own[self._style] = _heading(int(heading[1]))
-        elif tag == "name" and value.lower() == "title":
-            self._own[self._style] = _heading(1)
-        elif tag == "outlineLvl" and value in _LEVELS:
-            self._own.setdefault(self._style, _heading(int(value) + 1))
-        elif tag == "numPr":
-            self._own.setdefault(self._style, "- ")
-
-    def marks(self) -> dict[str, str]:
-        """Return the mark of each style's paragraphs. Each style is looked at once, however long chains of them are."""
-        marks = dict(self._own)
-        for style in self._bases:
-            chain = list[str]()
-            while style and style not in marks:
-                chain.append(style)
-                marks[style] = ""  # what leads back to itself has none
-                style = self._bases.get(style, "")
-            marks.update(dict.fromkeys(chain, marks.get(style, "")))
-        return {style: mark for style, mark in marks.items() if mark}
-
-
 class _Body(PartHandler):
     """Writes the text of the document and of its notes into blocks."""
 
-    def __init__(self, blocks: TextBlocks, marks: Mapping[str, str]):
+    def __init__(self, blocks: TextBlocks, styles: Mapping[str, Style], numbers: Numbering):
         self.blocks = blocks
         self.root = ""
-        self._marks = marks
-        self._mark = ""
-        self._unseen = 0
-        self._run = self._hidden = self._text = False
+        self._styles, self._numbers = styles, numbers
+        self._paragraph = self._run = PLAIN
+        self._unseen = self._formulas = 0
+        self._text = self._raised = False
+        self._box: bool | None = None
+        self._formula = Formula()
+        self._notes: dict[tuple[str, str], str] = {}
+        self._note = ""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self.root = self.root or tag
         if self._unseen or tag in _UNSEEN:
             self._unseen += 1
-            return
-        value = attributes.get("val", "")
-        match tag:
-            case "p":
-                self._begin("")
-            case "pStyle":
-                self._begin(self._marks.get(value, ""))
-            case "outlineLvl" if value in _LEVELS:
-                self._begin(_heading(int(value) + 1))
-            case "numPr" if not self._mark:
-                self._begin("- ")
-            case "r":
-                self._run, self._hidden = True, False
-            case "vanish" if self._run:
-                self._hidden = value not in ("0", "false", "off")
-            case "t":
-                self._text = not self._hidden
-            case "tab":
-                self.blocks.write("\t")
-            case "br" | "cr":
-                self.blocks.write(LINE)
-            case "noBreakHyphen":
-                self.blocks.write("-")
-            case "tr":
-                self.blocks.open_row()
-            case "tc":
-                self.blocks.open_cell()
+        elif self._formulas or tag == "oMath":
+            self._start_formula(tag, attributes)
+        elif tag in _TABLE:
+            self._start_table(tag, attributes)
+        elif tag in _PROPERTIES:
+            self._start_property(tag, attributes)
+        else:
+            self._start_text(tag, attributes)
 
     def end(self, tag: str) -> None:
         if self._unseen:
             self._unseen -= 1
             return
+        if tag == "t":
+            self._text = False
+        if self._formulas:
+            self._end_formula(tag)
+            return
         match tag:
-            case "t":
-                self._text = False
             case "r":
-                self._run = self._hidden = False
+                if self._raised:
+                    self.blocks.write(END)
+                self._run, self._raised = self._paragraph, False
+            case "pPr":
+                self.blocks.mark(self._mark())
+            case "checkBox" if self._box is not None:
+                self.blocks.write(TICKED if self._box else EMPTY)
+                self._box = None
             case "p":
-                self._begin("")
+                self._begin()
             case "tr":
                 self.blocks.close_row()
+            case "tbl":
+                self.blocks.close_table()
 
     def text(self, text: str) -> None:
-        if self._text and not self._unseen:
-            self.blocks.write(text)
+        if not self._text or self._unseen:
+            return
+        if self._formulas:
+            self._formula.text(text)
+        elif not self._run.is_hidden:
+            self._write(signs(text, self._run.font or ""))
 
-    def _begin(self, mark: str) -> None:
-        """End the open block and begin one of this kind."""
+    def _start_text(self, tag: str, attributes: Mapping[str, str]) -> None:
+        match tag:
+            case "p":
+                self._begin()
+            case "r":
+                self._run = self._paragraph
+            case "t":
+                self._text = True
+            case "tab" | "ptab":
+                self.blocks.write("\t")
+            case "br" | "cr":
+                self.blocks.write(LINE)
+            case "noBreakHyphen":
+                self.blocks.write("-")
+            case "sym" if not self._run.is_hidden:
+                self._write(sign(attributes.get("char", ""), attributes.get("font", "")))
+            case "docPr" | "shape":
+                if words := (attributes.get("descr") or attributes.get("alt") or "").strip():
+                    self.blocks.write(f" {words} ")
+            case "footnoteReference" | "endnoteReference" if "customMarkFollows" not in attributes:
+                self.blocks.write(NOTE + self._number(tag.removesuffix("Reference"), attributes.get("id", "")) + END)
+            case "footnote" | "endnote":
+                self._note = self._notes.get((tag, attributes.get("id", "")), "")
+            case "checkBox":
+                self._box = False
+            case "default" | "checked" if self._box is not None:
+                self._box = is_on(attributes)
+
+    def _start_property(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Take what is said of the paragraph or the run."""
+        value = attributes.get("val", "")
+        if tag == "pStyle":
+            self._paragraph = self._run = self._styles.get(value, PLAIN)
+        elif tag == "rStyle":
+            self._run = self._run.over(self._styles.get(value, PLAIN))
+        elif tag in _OF_PARAGRAPHS:
+            self._paragraph = self._run = self._paragraph.told(tag, attributes)
+        else:
+            self._run = self._run.told(tag, attributes)
+
+    def _start_table(self, tag: str, attributes: Mapping[str, str]) -> None:
+        value = attributes.get("val", "")
+        match tag:
+            case "tbl":
+                self.blocks.open_table()
+            case "tr":
+                self.blocks.open_row()
+            case "tc":
+                self.blocks.open_cell()
+            case "gridSpan":
+                self.blocks.widen_cell(span_of(value))
+            case "vMerge" if value != "restart":
+                self.blocks.widen_cell(like="above")
+            case "hMerge" if value != "restart":
+                self.blocks.widen_cell(like="left")
+
+    def _start_formula(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag == "oMath":
+            self._formulas += 1
+            if self._formulas == 1:
+                self._formula = Formula()
+                return
+        self._text = tag == "t"
+        self._formula.start(tag, attributes.get("val") if tag in OFFICE_VALUES else None)
+
+    def _end_formula(self, tag: str) -> None:
+        self._formulas -= tag == "oMath"
+        if self._formulas:
+            self._formula.end()
+        elif not self._run.is_hidden:
+            self.blocks.write_formula(self._formula.whole())
+
+    def _write(self, text: str) -> None:
+        """Write the text of the run, with a mark before its first one where it is raised or lowered."""
+        if self._note:
+            self.blocks.write(f"[{self._note}] ")
+            self._note = ""
+        if self._run.raised and not self._raised:
+            self.blocks.write(SUP if self._run.raised == "superscript" else SUB)
+            self._raised = True
+        self.blocks.write(text)
+
+    def _number(self, kind: str, id: str) -> str:
+        """Return the number of a note, which counts where notes are referred to."""
+        if (kind, id) not in self._notes:
+            number = 1 + sum(1 for known, _ in self._notes if known == kind)
+            self._notes[kind, id] = written(number, "i" if kind == "endnote" else "1")
+        return self._notes[kind, id]
+
+    def _begin(self) -> None:
+        """End the open block and begin a plain one."""
         self.blocks.pause()
-        self.blocks.mark(mark)
-        self._mark = mark
+        self.blocks.mark("")
+        self._paragraph = self._run = PLAIN
 
-
-def _heading(level: int) -> str:
-    return "#" * min(level, 6) + " "
+    def _mark(self) -> str:
+        """Return the mark of the paragraph: a heading, which may have a number, or a list item."""
+        item = self._numbers.mark(self._paragraph.list, self._paragraph.level)
+        if not self._paragraph.heading:
+            return item
+        return self._paragraph.heading + item.removeprefix("- ")

@@ -14,8 +14,9 @@ from email.policy import EmailPolicy
 from typing import Any, cast
 
 from ingest.formats import charsets, html, signed
-from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
+from ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
 from ingest.formats.mail_headers import readable
+from ingest.formats.page_source import decode as decode_page
 from ragkv.errors import InvalidDocument
 
 HEADER_CHARACTERS = 32768
@@ -66,7 +67,7 @@ def parse(data: bytes, limit: int) -> Parsed:
 
 def _message(data: bytes) -> EmailMessage:
     found = _DECLARED.search(data, 0, _DECLARED_WITHIN)
-    policy = _BoundedHeaders().clone(declared=found[1].decode(errors="replace") if found else "")
+    policy = cast("Any", _BoundedHeaders)(declared=found[1].decode(errors="replace") if found else "")
     return cast("EmailMessage", BytesParser(policy=policy).parsebytes(data))
 
 
@@ -142,11 +143,11 @@ def _text(part: EmailMessage, kind: str) -> str:
     data = _bytes_of(part)
     label = part.get_content_charset("")
     if kind == "text/html":
-        source = charsets.decode(data, label) if label else html.decode(data)
+        source = charsets.decode(data, label) if label else decode_page(data)
         return html.parse_text(source, max(len(data) * 4, 1)).text
     text = charsets.decode(data, label) if label else charsets.detect(data)
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return signed.plain_of("\n".join(line.rstrip() for line in lines))
+    return without_headings(signed.plain_of("\n".join(line.rstrip() for line in lines)))
 
 
 def _bytes_of(part: EmailMessage) -> bytes:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from ingest.formats import html
 from ingest.formats.base import MAX_TITLE, Parsed, TextRoom, one_line
 from ingest.formats.package import Package, PartHandler, open_package, target_of
+from ingest.formats.page_source import decode
 from ragkv.errors import InvalidDocument
 
 _KINDS = {"application/xhtml+xml", "text/html"}
@@ -49,7 +50,7 @@ def _parse(package: Package, limit: int) -> Parsed:
         if name in encrypted.names:
             raise InvalidDocument("it is protected against copying (DRM)")
         if name in package.names:
-            page = _CLOSED.sub(r"<\1\2></\1>", html.decode(package.bytes_of(name)))
+            page = _CLOSED.sub(r"<\1\2></\1>", decode(package.bytes_of(name)))
             if text := html.parse_text(page, limit).text.strip():
                 texts.append(room.take(text))
     language = {"language": one_line(book.language)} if book.language.strip() else {}

@@ -18,17 +18,17 @@ paragraphs.
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
-from ingest.formats import charsets
+from ingest.formats import scripts
 from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ingest.text import check_replacements, check_text
+from ingest.formats.formulas import Formula
+from ingest.formats.numbering import NumberedList, span_of
+from ingest.formats.page_source import MOST_NESTED, decode, is_nested
+from ingest.formats.page_style import Attributes, StyleSheets
 from ragkv.errors import TooLarge
 
-MOST_NESTED = 10_000
-"""Most elements that are open at the same time. For each further one lexbor looks at all that are open."""
 MAIN, BODY, AROUND = "main", "body", "around"
 MAIN_SHARE = 0.25
 """Share of the text outside `around` that `main` must hold for `body` to be left out."""
@@ -40,6 +40,7 @@ ANCHORS = {"¶", "§", "#"}
 _UNSEEN = {
     *("audio", "button", "canvas", "datalist", "embed", "head", "iframe", "map", "noscript", "object", "script"),
     *("select", "style", "svg", "template", "textarea", "title", "video"),
+    *("s", "strike", "del", "rt", "rp", "rtc"),  # what was struck out; how words are pronounced
 }
 _BLOCKS = {
     *("address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog", "div"),
@@ -53,19 +54,14 @@ _AROUND_TAGS = {"nav", "search"}
 _AROUND_PAGE = {"header", "footer", "aside"}
 """Tags that are `around` the page. Inside `main` they are content: the head of an article, a note."""
 _AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
-_HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.IGNORECASE)
-_XML = re.compile(rb"<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
-_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*(?:[\"']\s*)?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
-_TAG = re.compile(r"<(/?)([a-z][a-z0-9]{0,15})(?=[\s/>])", re.IGNORECASE)
-_LEFT_OPEN = {
-    *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"),
-    *("a", "body", "button", "colgroup", "dd", "dt", "head", "html", "li", "nobr", "optgroup", "option", "p", "rp"),
-    *("rt", "tbody", "td", "tfoot", "th", "thead", "tr"),
-}
-"""Elements that have no end, or end where the next one begins."""
-_HEAD = 4096
-"""Bytes at the start of a page that are searched for its character set."""
-_CODE_POINTS = {"utf-16le", "utf-16be", "utf-16", "utf-32", "utf-32-le", "utf-32-be", "utf-7"}
+_HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden|\bline-through\b)", re.IGNORECASE)
+_RAISING = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
+_NOTES = {"noteref", "doc-noteref"}
+"""Kinds of links that lead to a note."""
+_BOXES = {"checkbox": ("[ ] ", "[x] "), "radio": ("( ) ", "(x) ")}
+"""What stands for a box that can be ticked: empty, and ticked."""
+_FORMULA_OF_SCRIPT = "mathml"
+"""Part of the class of a formula that scripts hide, for they draw a picture of it."""
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -80,15 +76,18 @@ def parse(data: bytes, limit: int) -> Parsed:
 
 def parse_text(source: str, limit: int) -> Parsed:
     """Parse a page that is decoded. Raises TooLarge."""
-    if _is_nested(source):
+    if is_nested(source):
         raise TooLarge(f"over {MOST_NESTED} of its elements are open at the same time")
     try:
         tree = LexborHTMLParser(source)
     except SelectolaxError:
         raise MemoryError from None  # any text is a page, so only memory can be missing
-    page = _Page(limit)
+    page = _Page(limit, StyleSheets(node.text() for node in tree.css("style")))
     if tree.body is not None:
         _walk(page, tree.body)
+        if not page.text().strip():  # scripts show what its style hides
+            page = _Page(limit, StyleSheets(()))
+            _walk(page, tree.body)
     titles = (node.text() for query in ("head title", "h1") for node in tree.css(query)[:1])
     title = next(filter(None, map(one_line, titles)), "")
     language = tree.root.attributes.get("lang") if tree.root is not None else None
@@ -96,39 +95,24 @@ def parse_text(source: str, limit: int) -> Parsed:
     return Parsed(title, without_controls(page.text()), metadata)
 
 
-def _is_nested(source: str) -> bool:
-    """Whether more than MOST_NESTED elements are open at the same time, as far as their tags say."""
-    if source.count("<") <= MOST_NESTED:
-        return False
-    opened = Counter[str]()
-    depth = 0
-    for tag in _TAG.finditer(source):
-        name = tag[2].lower()
-        if name in _LEFT_OPEN:
-            continue
-        if not tag[1]:
-            opened[name] += 1
-            depth += 1
-        elif opened[name]:
-            opened[name] -= 1
-            depth -= 1
-        if depth > MOST_NESTED:
-            return True
-    return False
-
-
 class _Page:
     """Collects the blocks of a page, element by element."""
 
-    def __init__(self, limit: int):
+    def __init__(self, limit: int, hiding: StyleSheets):
         self._blocks = TextBlocks(limit)
+        self._hiding = hiding
+        self._lists: list[NumberedList | None] = []
         self._blocks.place = BODY
         self._path: list[str] = []
-        self._verbatim = 0
+        self._marks: list[str] = []
+        self._verbatim = self._notes = 0
+        self._formula: Formula | None = None
 
     def enter(self, node: LexborNode) -> bool:
         """Enter a node. Returns whether to visit its children."""
         tag, blocks = node.tag or "", self._blocks
+        if self._formula is not None:
+            return self._enter_formula(self._formula, node, tag)
         if tag == "-text":
             text = node.text_content or ""
             if text not in ANCHORS or not _is_anchor(node.parent):
@@ -139,23 +123,68 @@ class _Page:
         if tag.startswith("-"):
             return False
         self._path.append(blocks.place)
-        if _unseen(node, tag):
+        self._marks.append("")
+        attributes = node.attributes
+        if _unseen(tag, attributes) or self._hiding.hides(tag, attributes):
             return False
-        if tag in _BLOCKS:
+        if tag == "math":
+            self._formula = Formula()
+            return True
+        if tag not in _BLOCKS:
+            self._enter_inline(node, tag, attributes)
+        else:
             blocks.pause(verbatim=self._verbatim > 0)
-        place = _place(node, tag, blocks.place)
+        place = _place(tag, attributes, blocks.place)
         if place != blocks.place:
             blocks.pause()
             blocks.place = place
-        if tag == "tr":
+        if tag in _BLOCKS:
+            self._enter_block(node, tag, attributes)
+        return True
+
+    def _enter_block(self, node: LexborNode, tag: str, attributes: Attributes) -> None:
+        blocks = self._blocks
+        if tag == "table":
+            blocks.open_table()
+        elif tag == "tr":
             blocks.open_row()
         elif tag in ("td", "th"):
-            blocks.open_cell()
+            blocks.open_cell(span_of(attributes.get("colspan")), span_of(attributes.get("rowspan")))
+        elif tag in ("ol", "ul", "menu"):
+            self._lists.append(NumberedList(attributes, _items(node)) if tag == "ol" else None)
         elif tag == "li":
-            blocks.mark("- ")
+            numbers = self._lists[-1] if self._lists else None
+            blocks.mark("- " if numbers is None else numbers.mark(attributes.get("value")))
         elif tag in _HEADINGS:
             blocks.mark("#" * int(tag[1]) + " ")
         self._verbatim += tag == "pre"
+
+    def _enter_inline(self, node: LexborNode, tag: str, attributes: Attributes) -> None:
+        blocks = self._blocks
+        if tag == "img":
+            if (alt := (attributes.get("alt") or "").strip()) and attributes.get("role") != "presentation":
+                blocks.write(f" {alt} ")
+        elif tag == "input":
+            if box := _BOXES.get((attributes.get("type") or "").strip().lower()):
+                blocks.write(box["checked" in attributes])
+        elif not self._notes and (mark := _script(node, tag, attributes)):
+            self._marks[-1] = mark
+            self._notes += mark == scripts.NOTE
+            blocks.write(mark)
+
+    def _enter_formula(self, formula: Formula, node: LexborNode, tag: str) -> bool:
+        """Enter a node of a formula."""
+        if tag == "-text":
+            formula.text(node.text_content or "")
+        if tag.startswith("-"):
+            return False
+        formula.start(tag)
+        attributes = node.attributes
+        if tag == "mfrac" and (attributes.get("linethickness") or "").strip("px.") == "0":
+            formula.set("type", "noBar")
+        for name in ("open", "close") if tag == "mfenced" else ():
+            if (value := attributes.get(name)) is not None:
+                formula.set(name, value)
         return True
 
     def leave(self, node: LexborNode) -> None:
@@ -163,11 +192,24 @@ class _Page:
         tag, blocks = node.tag or "", self._blocks
         if tag.startswith("-"):
             return
+        if self._formula is not None:
+            if tag != "math":
+                self._formula.end()
+                return
+            blocks.write_formula(self._formula.whole() or node.attributes.get("alttext") or "")
+            self._formula = None
         place = self._path.pop()
+        if mark := self._marks.pop():
+            blocks.write(scripts.END)
+            self._notes -= mark == scripts.NOTE
         if tag in _BLOCKS or place != blocks.place:
             blocks.pause(verbatim=self._verbatim > 0)
         if tag == "tr":
             blocks.close_row()
+        elif tag == "table":
+            blocks.close_table()
+        elif tag in ("ol", "ul", "menu") and self._lists:
+            self._lists.pop()
         if tag in _HEADINGS or tag == "li":
             blocks.mark("")
         self._verbatim -= tag == "pre"
@@ -203,12 +245,35 @@ def _walk(page: _Page, body: LexborNode) -> None:
         node = following
 
 
+def _items(listed: LexborNode) -> int:
+    return sum(1 for child in listed.iter() if child.tag == "li")
+
+
 def _is_anchor(node: LexborNode | None) -> bool:
     return node is not None and node.tag == "a" and (node.attributes.get("href") or "").startswith("#")
 
 
-def _unseen(node: LexborNode, tag: str) -> bool:
-    attributes = node.attributes
+def _script(node: LexborNode, tag: str, attributes: Attributes) -> str:
+    """Return the mark of what is raised, lowered or the mark of a note; empty for any other element."""
+    if tag == "a":
+        kinds = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
+        return scripts.NOTE if _NOTES.intersection(kinds) else ""
+    if tag == "sup":
+        inner: LexborNode | None = node
+        for _ in range(3):
+            inner = inner.first_child if inner is not None else None
+            if _is_anchor(inner):
+                return scripts.NOTE
+        return scripts.SUP
+    if tag == "sub":
+        return scripts.SUB
+    raised = _RAISING.search(style) if (style := attributes.get("style")) else None
+    return (scripts.SUP if raised[1].lower() == "super" else scripts.SUB) if raised else ""
+
+
+def _unseen(tag: str, attributes: Attributes) -> bool:
+    if _FORMULA_OF_SCRIPT in (attributes.get("class") or ""):
+        return False
     return (
         tag in _UNSEEN
         or "hidden" in attributes
@@ -219,43 +284,11 @@ def _unseen(node: LexborNode, tag: str) -> bool:
     )
 
 
-def _place(node: LexborNode, tag: str, outside: str) -> str:
+def _place(tag: str, attributes: Attributes, outside: str) -> str:
     """Return the place of an element, by its tag, its role and the place of its parent."""
-    role = (node.attributes.get("role") or "").strip().lower()
+    role = (attributes.get("role") or "").strip().lower()
     if outside == AROUND or tag in _AROUND_TAGS or role in _AROUND_ROLES:
         return AROUND
     if tag in _AROUND_PAGE and outside != MAIN:
         return AROUND
     return MAIN if tag in _MAIN_TAGS or role in _MAIN_ROLES else outside
-
-
-def decode(data: bytes) -> str:
-    """Decode a page as browsers do: by its byte order mark, else by what it declares, else as text without a label.
-
-    Raises:
-        InvalidDocument: The bytes are no text.
-    """
-    text = _decoded(data)
-    check_text(text)
-    return text
-
-
-def _decoded(data: bytes) -> str:
-    for mark, name in charsets.BOMS:
-        if data.startswith(mark):
-            text = data.removeprefix(mark).decode(name, errors="replace")
-            check_replacements(text, f"it is not text in {name}; save it as UTF-8")
-            return text
-    head = _without_comments(data[:_HEAD])
-    found = _XML.match(head.lstrip()) or _CHARSET.search(head)
-    if found is None:
-        return charsets.detect(data)
-    label = found[1].decode()
-    # The declaration could be read as ASCII, so the page is in no code that has two bytes for a letter.
-    return charsets.decode(data, "utf-8" if charsets.name_of(label) in _CODE_POINTS else label)
-
-
-def _without_comments(head: bytes) -> bytes:
-    """Return the start of a page without its comments, which declare nothing."""
-    first, *others = head.split(b"<!--")
-    return first + b"".join(other.partition(b"-->")[2] for other in others)

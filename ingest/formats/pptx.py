@@ -1,11 +1,11 @@
 """PowerPoint presentations to text, slide by slide. A slide is to a citation what a page is.
 
     ppt/presentation.xml            the order of the slides
-    ppt/slides/slide1.xml           shapes (sp) and tables (tbl) with paragraphs (p) of runs (t)
+    ppt/slides/slide1.xml           shapes (sp) and tables (tbl) with paragraphs (p) of runs (t); words for pictures
     ppt/notesSlides/notesSlide1.xml the speaker's notes
 
 The title of a slide becomes its heading and comes first. Hidden slides, slide numbers, dates, footers, charts and
-pictures are left out.
+pictures are left out, and so is text that is struck out.
 """
 
 from __future__ import annotations
@@ -13,12 +13,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ingest.formats.base import LINE, Parsed, TextBlocks, TextRoom, one_line, without_controls
+from ingest.formats.formulas import OFFICE_VALUES, Formula
+from ingest.formats.numbering import whole, written
 from ingest.formats.package import LINK, Package, PartHandler, open_package
+from ingest.formats.scripts import END, SUB, SUP
+from ingest.formats.symbols import is_symbols, signs
 from ragkv.errors import InvalidDocument
 
 _TITLES = {"title", "ctrTitle"}
 _AROUND = {"sldNum", "dt", "ftr", "hdr", "sldImg"}
 """Kinds of placeholders that hold no content of the slide."""
+_TABLE = {"tbl", "tr", "tc"}
+_PROPERTIES = {"pPr", "buAutoNum", "rPr", "sym", "latin"}
+_NUMBERS = {"alphaLc": "a", "alphaUc": "A", "romanLc": "i", "romanUc": "I"}
 _TITLE, _BODY = "title", "body"
 _BETWEEN = "\n\n"
 
@@ -89,48 +96,120 @@ class _Slide(PartHandler):
         self.blocks, self.hidden = TextBlocks(limit), False
         self._room = room
         self._kind, self._unseen, self._text = "", 0, False
+        self._mark, self._struck, self._font = "", False, ""
+        self._formulas, self._formula = 0, Formula()
+        self._level, self._numbers = 0, dict[int, tuple[str, int]]()
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if self._unseen or tag == "Fallback":  # a second copy of a shape for older programs
             self._unseen += 1
-            return
+        elif self._formulas or tag == "oMath":
+            self._start_formula(tag, attributes)
+        elif tag in _TABLE:
+            self._start_table(tag, attributes)
+        elif tag in _PROPERTIES:
+            self._start_property(tag, attributes)
+        else:
+            self._start_text(tag, attributes)
+
+    def _start_text(self, tag: str, attributes: Mapping[str, str]) -> None:
         match tag:
             case "sld":
                 self.hidden = attributes.get("show") in ("0", "false")
-            case "sp" | "graphicFrame":
+            case "sp" | "graphicFrame" | "pic":
                 self._begin("")
+            case "cNvPr" if words := attributes.get("descr", "").strip():
+                self.blocks.write(self._room.take(f"{words} "))
             case "ph":
                 self._begin(attributes.get("type", "body"))
             case "p" if self._kind in _TITLES:
                 self.blocks.write(" ")
             case "p":
                 self.blocks.pause()
+                self._level = 0
+            case "r" | "fld":
+                self._mark, self._struck, self._font = "", False, ""
             case "t":
                 self._text = True
             case "br":
                 self.blocks.write(LINE if self._kind not in _TITLES else " ")
-            case "tr":
-                self.blocks.open_row()
-            case "tc":
-                self.blocks.open_cell()
+
+    def _start_property(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Take what is said of the paragraph or the run."""
+        match tag:
+            case "pPr":
+                self._level = whole(attributes.get("lvl"), 0)
+                for deeper in [level for level in self._numbers if level > self._level]:
+                    del self._numbers[deeper]
+            case "buAutoNum" if self._kind not in _TITLES:
+                self.blocks.mark(self._number(attributes.get("type", ""), whole(attributes.get("startAt"), 1)))
+            case "rPr":
+                raised = whole(attributes.get("baseline", "0").rstrip("%"), 0)
+                self._mark = SUP if raised > 0 else SUB if raised < 0 else ""
+                self._struck = attributes.get("strike", "noStrike") != "noStrike"
+            case "sym" | "latin" if is_symbols(attributes.get("typeface", "")):
+                self._font = attributes.get("typeface", "")
+
+    def _start_table(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag == "tbl":
+            self.blocks.open_table()
+        elif tag == "tr":
+            self.blocks.open_row()
+        else:
+            self.blocks.open_cell()
+            for name, like in (("vMerge", "above"), ("hMerge", "left")):
+                if attributes.get(name) in ("1", "true"):
+                    self.blocks.widen_cell(like=like)
+
+    def _start_formula(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag == "oMath":
+            self._formulas += 1
+            if self._formulas == 1:
+                self._formula = Formula()
+                return
+        self._text = tag == "t"
+        self._formula.start(tag, attributes.get("val") if tag in OFFICE_VALUES else None)
+
+    def _number(self, kind: str, start: int) -> str:
+        """Return the mark of the next numbered paragraph of this level, such as `2. ` or `b) `."""
+        known, number = self._numbers.get(self._level, ("", 0))
+        number = number + 1 if known == f"{kind}{start}" else start
+        self._numbers[self._level] = (f"{kind}{start}", number)
+        letters = next((style for name, style in _NUMBERS.items() if kind.startswith(name)), "1")
+        text = written(number, letters)
+        return f"({text}) " if kind.endswith("Both") else f"{text}) " if kind.endswith("ParenR") else f"{text}. "
 
     def end(self, tag: str) -> None:
         if self._unseen:
             self._unseen -= 1
             return
+        if tag == "t":
+            self._text = False
+        if self._formulas:
+            self._formulas -= tag == "oMath"
+            if self._formulas:
+                self._formula.end()
+            else:
+                self.blocks.write_formula(self._room.take(self._formula.whole()))
+            return
         match tag:
-            case "t":
-                self._text = False
             case "tr":
                 self.blocks.close_row()
-            case "sp" | "graphicFrame":
+            case "tbl":
+                self.blocks.close_table()
+            case "sp" | "graphicFrame" | "pic":
                 self._begin("")
             case "p" if self._kind not in _TITLES:
                 self.blocks.pause()
 
     def text(self, text: str) -> None:
-        if self._text and not self._unseen and self._kind not in _AROUND:
-            self.blocks.write(self._room.take(text))
+        if not self._text or self._unseen or self._kind in _AROUND:
+            return
+        if self._formulas:
+            self._formula.text(text)
+        elif not self._struck:
+            shown = signs(self._room.take(text), self._font)
+            self.blocks.write(f"{self._mark}{shown}{END}" if self._mark else shown)
 
     def whole(self) -> str:
         """Return the text, the title first."""
@@ -142,5 +221,6 @@ class _Slide(PartHandler):
         """End the open block. What follows is in a shape of this kind."""
         self.blocks.pause()
         self._kind = kind
+        self._numbers.clear()
         self.blocks.place = _TITLE if kind in _TITLES else _BODY
         self.blocks.mark("## " if kind in _TITLES else "")

@@ -1,0 +1,70 @@
+"""Numbers of list items, as HTML and office programs count them: `5. `, `b) `, `IV. `, `2.1 `."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x"}
+_ROMAN |= {9: "ix", 5: "v", 4: "iv", 1: "i"}
+_STYLE = re.compile(r"list-style(?:-type)?\s*:\s*([a-z-]+)")
+_STYLES = {"lower-alpha": "a", "lower-latin": "a", "upper-alpha": "A", "upper-latin": "A"}
+_STYLES |= {"lower-roman": "i", "upper-roman": "I", "decimal": "1", "decimal-leading-zero": "01"}
+_LARGEST = 1_000_000
+"""Greatest number of an item that is believed."""
+
+
+def span_of(text: str | None) -> int:
+    """Return how many columns or rows a cell spans; 1 for what is no number. A span of 0 goes on to the end."""
+    number = whole(text, 1)
+    return number if number > 0 else 65_534 if number == 0 else 1
+
+
+def whole(text: str | None, otherwise: int) -> int:
+    """Return a whole number of a few digits."""
+    bare = (text or "").strip()
+    if not bare.isascii() or not bare.removeprefix("-").isdigit() or len(bare) > 8:
+        return otherwise
+    return int(bare)
+
+
+def written(number: int, kind: str) -> str:
+    """Return a number as a list shows it. kind: `a`, `A`, `i`, `I`, `01` or any other for digits."""
+    if kind == "01":
+        return f"{number:02}"
+    if kind in ("a", "A") and 0 < number <= _LARGEST:
+        text = _letters(number)
+        return text.upper() if kind == "A" else text
+    if kind in ("i", "I") and 0 < number < 5000:
+        text = ""
+        for value, letters in _ROMAN.items():
+            while number >= value:
+                text, number = text + letters, number - value
+        return text.upper() if kind == "I" else text
+    return str(number)
+
+
+def _letters(number: int) -> str:
+    text = ""
+    while number > 0:
+        number, letter = divmod(number - 1, 26)
+        text = chr(ord("a") + letter) + text
+    return text
+
+
+class NumberedList:
+    """A numbered list of a page (`ol`). items: how many it has."""
+
+    def __init__(self, attributes: Mapping[str, str | None], items: int):
+        self._kind = attributes.get("type") or "1"
+        self._step = -1 if "reversed" in attributes else 1
+        self._plain = False
+        if style := _STYLE.search((attributes.get("style") or "").lower()):
+            self._plain, self._kind = style[1] == "none", _STYLES.get(style[1], self._kind)
+        self._next = whole(attributes.get("start"), items if self._step < 0 else 1)
+
+    def mark(self, value: str | None) -> str:
+        """Return the mark of the next item. value: the number that it says it has."""
+        number = whole(value, self._next)
+        self._next = number + self._step
+        return "- " if self._plain else f"{written(number, self._kind)}. "

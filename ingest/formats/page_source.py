@@ -1,0 +1,77 @@
+"""The bytes of a page of HTML to its source, and how deeply its elements lie in each other."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from ingest.formats import charsets
+from ingest.text import check_replacements, check_text
+
+MOST_NESTED = 10_000
+"""Most elements that are open at the same time. For each further one lexbor looks at all that are open."""
+_XML = re.compile(rb"<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
+_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*(?:[\"']\s*)?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)([a-z][a-z0-9]{0,15})(?=[\s/>])", re.IGNORECASE)
+_LEFT_OPEN = {
+    *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"),
+    *("a", "body", "button", "colgroup", "dd", "dt", "head", "html", "li", "nobr", "optgroup", "option", "p", "rp"),
+    *("rt", "tbody", "td", "tfoot", "th", "thead", "tr"),
+}
+"""Elements that have no end, or end where the next one begins."""
+_HEAD = 4096
+"""Bytes at the start of a page that are searched for its character set."""
+_CODE_POINTS = {"utf-16le", "utf-16be", "utf-16", "utf-32", "utf-32-le", "utf-32-be", "utf-7"}
+
+
+def decode(data: bytes) -> str:
+    """Decode a page as browsers do: by its byte order mark, else by what it declares, else as text without a label.
+
+    Raises:
+        InvalidDocument: The bytes are no text.
+    """
+    text = _decoded(data)
+    check_text(text)
+    return text
+
+
+def _decoded(data: bytes) -> str:
+    for mark, name in charsets.BOMS:
+        if data.startswith(mark):
+            text = data.removeprefix(mark).decode(name, errors="replace")
+            check_replacements(text, f"it is not text in {name}; save it as UTF-8")
+            return text
+    head = _without_comments(data[:_HEAD])
+    found = _XML.match(head.lstrip()) or _CHARSET.search(head)
+    if found is None:
+        return charsets.detect(data)
+    label = found[1].decode()
+    # The declaration could be read as ASCII, so the page is in no code that has two bytes for a letter.
+    return charsets.decode(data, "utf-8" if charsets.name_of(label) in _CODE_POINTS else label)
+
+
+def _without_comments(head: bytes) -> bytes:
+    """Return the start of a page without its comments, which declare nothing."""
+    first, *others = head.split(b"<!--")
+    return first + b"".join(other.partition(b"-->")[2] for other in others)
+
+
+def is_nested(source: str) -> bool:
+    """Whether more than MOST_NESTED elements are open at the same time, as far as their tags say."""
+    if source.count("<") <= MOST_NESTED:
+        return False
+    opened = Counter[str]()
+    depth = 0
+    for tag in _TAG.finditer(source):
+        name = tag[2].lower()
+        if name in _LEFT_OPEN:
+            continue
+        if not tag[1]:
+            opened[name] += 1
+            depth += 1
+        elif opened[name]:
+            opened[name] -= 1
+            depth -= 1
+        if depth > MOST_NESTED:
+            return True
+    return False

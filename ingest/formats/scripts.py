@@ -1,0 +1,164 @@
+"""What stands above and below the line, in characters that stand on it: `10^6`, `x_1`, `H2O`, `1 1/2`, `said [4]`.
+
+A parser writes marks around such text as it meets it. Once a block is complete, `resolved` replaces them by what the
+text around them says they are: an exponent, an index, a part of a fraction, an ending, or the number of a note.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import takewhile
+
+SUP, SUB, NOTE, END = "\x0e", "\x0f", "\x10", "\x11"
+"""Marks: what follows is raised, lowered, or the mark of a note; and where that ends. No text has these characters."""
+
+_MARK = re.compile("[\x0e-\x11]")
+_PARTS = re.compile("([\x0e-\x11])")
+_AROUND = 24
+"""Most characters before a mark that are looked at."""
+_ATOM = re.compile(r"[+\-−–±]?(?:[\w.,′'’]+|[*†‡∗])[+\-−–±]?|[+\-−–±∞°]{1,2}")
+"""What needs no brackets behind `^` or `_`."""
+_ELEMENTS = set(
+    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb "
+    "Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Nd Hf Ta W Re Os Ir Pt Au Hg Tl Pb Bi Th U Pu".split()
+)
+_FORMULA = re.compile(r"(?:(?:[A-Z][a-z]?|[()\[\]])\d{0,3})++")
+"""What looks like a chemical formula: `H`, `C6H`, `Fe2(SO4)`."""
+_SYMBOL = re.compile(r"[A-Z][a-z]?")
+_ENDINGS = {"st", "nd", "rd", "th", "er", "re", "ère", "e", "ème", "o", "a", "os", "as", "º", "ª", "me", "te", "ter"}
+_SIGNS = {"tm", "sm", "®", "©", "™", "℠"}
+_TITLES = {"me": "M", "mes": "M", "lle": "M", "lles": "M", "gr": "M", "r": "DM", "rs": "M", "o": "nN", "os": "nN"}
+"""Endings of words that are written raised: `M` and `me`."""
+_NO_WORDS = set("sinh cosh tanh kmol acre mile foot inch yard metre meter feet miles yards inches".split())
+"""Units and functions, which have exponents and no notes, as all short words may."""
+_NOTE = re.compile(r"[\[(]?(?:\d{1,3}|[a-z]|[*†‡§¶∗]{1,3})(?:\s?[,;–-]\s?(?:\d{1,3}|[a-z]))*[\])]?")
+_YEAR = re.compile(r"(?:1[5-9]|20)\d\d")
+_LOCKED = ".,;:!?…\"'”’»。、"
+"""What ends a sentence or a part of it."""
+
+
+def resolved(text: str) -> str:
+    """Return a text without marks. One that has none is returned as it is."""
+    if _MARK.search(text) is None:
+        return text
+    parts = _PARTS.split(text)
+    written, at = _Line(parts[0]), 1
+    while at < len(parts):
+        mark, at = parts[at], at + 1
+        if mark == END:
+            written.add(parts[at])
+            at += 1
+            continue
+        inner, at = _inside(parts, at)
+        while at + 1 < len(parts) and not parts[at] and parts[at + 1] == mark:  # a run of letters, set in pieces
+            more, at = _inside(parts, at + 2)
+            inner += more
+        written.add_marked(mark, inner, parts[at] if at < len(parts) else "", parts[at + 1 : at + 2])
+        if at < len(parts):
+            written.add(parts[at])
+            at += 1
+    return written.whole()
+
+
+def _inside(parts: list[str], at: int) -> tuple[str, int]:
+    """Return the text up to the mark that ends it, and the place behind it. Marks inside it are read as `^` and `_`."""
+    inner, depth = list[str](), 1
+    while at < len(parts):
+        part = parts[at]
+        at += 1
+        if part == END:
+            depth -= 1
+            if not depth:
+                break
+        elif part in (SUP, SUB, NOTE):
+            inner.append("_" if part == SUB else "^")
+            depth += 1
+        else:
+            inner.append(part)
+    return "".join(inner), at
+
+
+class _Line:
+    """A text that is written from left to right."""
+
+    def __init__(self, begun: str):
+        self._parts, self._tail = [begun], begun[-_AROUND:]
+        self._part_of_fraction = False
+
+    def add(self, text: str) -> None:
+        if text:
+            self._parts.append(text)
+            self._tail = (self._tail + text[-_AROUND:])[-_AROUND:]
+
+    def add_marked(self, mark: str, inner: str, behind: str, following: list[str]) -> None:
+        """Add what stands off the line. behind: the text after it; following: the mark after that."""
+        base, inner = self._tail, " ".join(inner.split())
+        if not inner:
+            return
+        if mark == SUB:
+            self.add(self._lowered(inner, base))
+        elif mark == SUP and behind.strip() in ("/", "⁄", "∕") and following == [SUB] and inner.isdigit():
+            self.add(f" {inner}" if base[-1:].isdigit() else inner)
+            self._part_of_fraction = True
+        else:
+            self.add(_raised(inner, base, behind, mark == NOTE))
+
+    def whole(self) -> str:
+        return "".join(self._parts)
+
+    def _lowered(self, inner: str, base: str) -> str:
+        if self._part_of_fraction and base[-1:] in "/⁄∕":
+            self._part_of_fraction = False
+            return inner
+        if not base or base[-1:].isspace():
+            return inner
+        if inner.isdigit() and _is_formula(base):
+            return inner
+        return f"_{_bracketed(inner)}"
+
+
+def _raised(inner: str, base: str, behind: str, note: bool) -> str:
+    """Return what is raised behind a base."""
+    last = base[-1:]
+    if inner.lower() in _SIGNS or (inner.isalpha() and _is_ending(inner.lower(), base)):
+        return inner
+    if not base.strip() or last.isspace():  # the note itself, or a sign that stands alone
+        space = "" if behind[:1].isspace() else " "
+        return f"[{inner.strip('[]')}]{space}" if _NOTE.fullmatch(inner) else inner
+    if note or (_NOTE.fullmatch(inner) and _is_marked(inner, base)):
+        return f" [{inner.strip('[]()')}]"
+    return f"^{_bracketed(inner)}"
+
+
+def _is_ending(inner: str, base: str) -> bool:
+    if base[-1:].isdigit():
+        return inner in _ENDINGS
+    return inner in _TITLES and base[-1:] in _TITLES[inner] and not base[-2:-1].isalpha()
+
+
+def _is_marked(inner: str, base: str) -> bool:
+    """Whether a base has a note rather than an exponent: the end of a sentence, a year or a word that is no unit."""
+    if inner[0] in "[*†‡§¶∗(":
+        return True
+    if not inner[0].isdigit():
+        return base[-1:] in _LOCKED
+    word = _last(base, str.isalnum)
+    is_word = len(word) > 3 and word.isalpha() and word not in _NO_WORDS
+    return base[-1:] in _LOCKED or is_word or bool(_YEAR.fullmatch(word))
+
+
+def _is_formula(base: str) -> bool:
+    """Whether a base ends in symbols of elements, so that a number below the line says how many atoms there are."""
+    token = _last(base, lambda character: character.isalnum() or character in "()[]")
+    symbols = _SYMBOL.findall(token)
+    return bool(symbols and _FORMULA.fullmatch(token) and _ELEMENTS.issuperset(symbols))
+
+
+def _last(base: str, inside: Callable[[str], bool]) -> str:
+    """Return the characters at the end of a text that are of a kind."""
+    return base[len(base) - sum(1 for _ in takewhile(inside, reversed(base))) :]
+
+
+def _bracketed(inner: str) -> str:
+    return inner if _ATOM.fullmatch(inner) else f"({inner})"

@@ -1,0 +1,209 @@
+"""What a Word document says of its paragraphs and runs besides their text: styles, and the numbers of lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from ingest.formats.numbering import whole, written
+from ingest.formats.package import PartHandler
+
+LEVELS = frozenset("012345678")
+_HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
+_PLACE = re.compile(r"%([1-9])")
+_KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I", "decimalZero": "01"}
+_BULLET = "- "
+_NO_LIST = "0"
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a paragraph or a run is set; None where nothing is said of it.
+
+    Attributes:
+        heading: The mark of a heading.
+        list: The id of a list, empty for one that is not named.
+        level: The level of a list item, from 0.
+        raised: `superscript` or `subscript`, else empty.
+        struck: Whether it is struck out.
+        vanished: Whether it is hidden.
+        font: The font.
+    """
+
+    heading: str | None = None
+    list: str | None = None
+    level: int | None = None
+    raised: str | None = None
+    struck: bool | None = None
+    vanished: bool | None = None
+    font: str | None = None
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the text is none of the document's."""
+        return bool(self.struck or self.vanished)
+
+    def over(self, upper: Style) -> Style:
+        """Return this style with what another one says instead."""
+        said = {field.name: value for field in fields(Style) if (value := getattr(upper, field.name)) is not None}
+        return replace(self, **said) if said else self
+
+    def told(self, tag: str, attributes: Mapping[str, str]) -> Style:
+        """Return this style with what a property says."""
+        value = attributes.get("val", "")
+        match tag:
+            case "outlineLvl" if value in LEVELS:
+                return replace(self, heading=heading(int(value) + 1))
+            case "numPr":
+                return replace(self, list=self.list or "")
+            case "numId":
+                return replace(self, list=value)
+            case "ilvl":
+                return replace(self, level=whole(value, 0))
+            case "vertAlign":
+                return replace(self, raised=value if value in ("superscript", "subscript") else "")
+            case "strike" | "dstrike":
+                return replace(self, struck=is_on(attributes))
+            case "vanish":
+                return replace(self, vanished=is_on(attributes))
+            case "rFonts":
+                return replace(self, font=attributes.get("ascii") or attributes.get("hAnsi") or self.font)
+        return self
+
+
+PLAIN = Style()
+
+
+def heading(level: int) -> str:
+    """Return the mark of a heading."""
+    return "#" * min(level, 6) + " "
+
+
+def is_on(attributes: Mapping[str, str]) -> bool:
+    """Whether a property that is there is on."""
+    return attributes.get("val", "true") not in ("0", "false", "off")
+
+
+class Styles(PartHandler):
+    """Collects the styles (styles.xml)."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, Style] = {}
+        self._bases: dict[str, str] = {}
+        self._style = ""
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        value = attributes.get("val", "")
+        own = self._own.get(self._style, PLAIN)
+        if tag == "style":
+            self._style = attributes.get("styleId", "")
+        elif tag == "basedOn":
+            self._bases[self._style] = value
+        elif tag == "name" and (named := _HEADING.fullmatch(value)):
+            self._own[self._style] = replace(own, heading=heading(int(named[1])))
+        elif tag == "name" and value.lower() == "title":
+            self._own[self._style] = replace(own, heading=heading(1))
+        elif self._style and not (tag == "outlineLvl" and own.heading):
+            told = own.told(tag, attributes)
+            if told is not own:
+                self._own[self._style] = told
+
+    def end(self, tag: str) -> None:
+        if tag == "style":
+            self._style = ""
+
+    def whole(self) -> dict[str, Style]:
+        """Return each style with what its base says. Each is looked at once, however long chains of them are."""
+        done: dict[str, Style] = {}
+        for style in {**self._own, **self._bases}:
+            chain = list[str]()
+            while style and style not in done:
+                chain.append(style)
+                done[style] = PLAIN  # what leads back to itself has no more
+                style = self._bases.get(style, "")
+            base = done.get(style, PLAIN)
+            for name in reversed(chain):
+                base = done[name] = base.over(self._own[name]) if name in self._own else base
+        return {name: style for name, style in done.items() if style != PLAIN}
+
+
+@dataclass
+class _Level:
+    """A level of a list: its first number, how it is written, and the text around it (`%1.%2`)."""
+
+    start: int = 1
+    kind: str = "decimal"
+    text: str = "%1."
+
+
+@dataclass
+class _List:
+    levels: dict[int, _Level] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Use:
+    """A list of the document: the one that it continues, and the levels that begin anew."""
+
+    abstract: str = ""
+    starts: dict[int, int] = field(default_factory=dict)
+
+
+class Numbering(PartHandler):
+    """Collects the lists (numbering.xml) and counts their items."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, _List] = {}
+        self._uses: dict[str, _Use] = {}
+        self._open: _List | None = None
+        self._level = _Level()
+        self._use = _Use()
+        self._overridden = 0
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        value = attributes.get("val", "")
+        match tag:
+            case "abstractNum":
+                self._open = self._lists.setdefault(attributes.get("abstractNumId", ""), _List())
+            case "lvl" if self._open is not None:
+                self._level = self._open.levels.setdefault(whole(attributes.get("ilvl"), 0), _Level())
+            case "start":
+                self._level.start = whole(value, 1)
+            case "numFmt":
+                self._level.kind = value
+            case "lvlText":
+                self._level.text = value
+            case "num":
+                self._open, self._level = None, _Level()
+                self._use = self._uses.setdefault(attributes.get("numId", ""), _Use())
+            case "abstractNumId" if self._open is None:
+                self._use.abstract = value
+            case "lvlOverride":
+                self._overridden = whole(attributes.get("ilvl"), 0)
+            case "startOverride":
+                self._use.starts[self._overridden] = whole(value, 1)
+
+    def mark(self, name: str | None, level: int | None) -> str:
+        """Return the mark of the next item of a list. name: its id; None for no list."""
+        if name is None or name == _NO_LIST:
+            return ""
+        use, at = self._uses.get(name), min(level or 0, 8)
+        found = self._lists.get(use.abstract) if use else None
+        if use is None or found is None or at not in found.levels:
+            return _BULLET
+        start = use.starts.pop(at, None)  # counts once
+        first = found.levels[at].start if start is None else start
+        found.counts[at] = found.counts[at] + 1 if at in found.counts and start is None else first
+        for deeper in [deeper for deeper in found.counts if deeper > at]:
+            del found.counts[deeper]
+        if found.levels[at].kind == "bullet":
+            return _BULLET
+        text = _PLACE.sub(lambda place: _number(found, int(place[1]) - 1), found.levels[at].text).strip()
+        return f"{text} " if text else _BULLET
+
+
+def _number(numbered: _List, at: int) -> str:
+    level = numbered.levels.get(at, _Level())
+    return written(numbered.counts.get(at, level.start), _KINDS.get(level.kind, "1"))
