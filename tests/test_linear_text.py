@@ -10,8 +10,8 @@ import pytest
 from api.middleware.hosts import read_hosts
 from api.routes.openai_tasks import task_reply
 from api.schemas.history import blocks_with_answer
-from ingest.formats.csv import column_names
 from ingest.formats.html import parse as parse_html
+from ingest.formats.records import column_names
 from ingest.loader import parse
 from ragkv.config import load_settings
 from ragkv.engine.citations import mark

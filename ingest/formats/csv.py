@@ -12,22 +12,26 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 
 from ingest.formats.base import Parsed, TextRoom
 from ingest.formats.charsets import decode_table
+from ingest.formats.records import Records, Row, filled
 from ragkv.errors import InvalidDocument
 
 DELIMITERS = ",;\t|"
 SAMPLE_ROWS = 50
 """Rows that are used to detect the delimiter."""
 _SAMPLE = 65536
-_NUMBER = re.compile(r"[+-]?[.,\s]*+\d[\d.,\s]*+%?")
+_STATED = re.compile(r'"?sep=([^\n"])"?\n', re.IGNORECASE)
+"""How spreadsheets state the delimiter in a line of its own."""
 
 
 def parse(data: bytes, limit: int) -> Parsed:
     """Parse CSV. The first row names the columns, unless it is all numbers: then columns are numbered.
+
+    Titles and comments above that row are paragraphs. The metadata says so where the file is not UTF-8.
 
     Raises:
         InvalidDocument: The file is not CSV, or has no rows.
@@ -35,21 +39,14 @@ def parse(data: bytes, limit: int) -> Parsed:
     """
     text, encoding = decode_table(data)
     csv.field_size_limit(max(limit, 1))
-    rows = _rows(text, _delimiter(text))
-    first = next(rows, None)
-    if first is None:
-        raise InvalidDocument("it is empty")
-    names, room, paragraphs, count = column_names(first), TextRoom(limit), [], 0
-    if not names:
-        paragraphs.append(row_paragraph(names, first, room))
-        count = 1
-    for row in rows:
-        paragraphs.append(row_paragraph(names, row, room))
-        count += 1
-    if not paragraphs:
-        raise InvalidDocument("it has no rows under its header")
+    stated = _STATED.match(text)
+    text = text[stated.end() :] if stated else text
+    records = Records(TextRoom(limit), single=True)
+    records.write(_rows(text, stated[1] if stated else _delimiter(text)))
+    if not records.count:
+        raise InvalidDocument("it has no rows under its header" if text.strip(" \n,;\t|") else "it is empty")
     said = {} if encoding == "utf-8" else {"encoding": encoding}
-    return Parsed("", "\n\n".join(paragraphs), {"format": "csv", "rows": count, **said})
+    return Parsed("", "\n\n".join(records.paragraphs), {"format": "csv", "rows": records.count, **said})
 
 
 def _delimiter(text: str) -> str:
@@ -69,10 +66,10 @@ def _delimiter(text: str) -> str:
     return best
 
 
-def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
+def _rows(text: str, delimiter: str) -> Iterator[Row]:
     """Yield the rows that are not empty, with stripped cells. Raises InvalidDocument."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    line = 1
+    line, is_apart = 1, False
     while True:
         try:
             row = next(reader, None)
@@ -81,23 +78,6 @@ def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
         if row is None:
             return
         line = reader.line_num + 1
-        cells = [cell.strip() for cell in row]
-        if any(cells):
-            yield cells
-
-
-def column_names(row: Sequence[str]) -> list[str]:
-    """Return the row if it names columns: its cells are all different, and not all numbers. Else return []."""
-    names = [" ".join(name.split()) for name in row]
-    filled = [name for name in names if name]
-    return names if len(set(filled)) == len(filled) and not all(map(_NUMBER.fullmatch, filled)) else []
-
-
-def row_paragraph(names: Sequence[str], row: Sequence[str], room: TextRoom) -> str:
-    lines = []
-    for number, cell in enumerate(row):
-        if cell:
-            name = (names[number] if number < len(names) else "") or f"column {number + 1}"
-            value = "\n".join(line for line in cell.split("\n") if line.strip())  # an empty line would split the row
-            lines.append(room.take(f"{name}: {value}"))
-    return "\n".join(lines)
+        if cells := filled(map(str.strip, row)):
+            yield Row(cells, is_apart)
+        is_apart = not cells

@@ -2,33 +2,29 @@
 
     xl/workbook.xml             the sheets, in order
     xl/sharedStrings.xml        texts that cells refer to
-    xl/styles.xml               which cells hold dates, times and percentages
-    xl/worksheets/sheet1.xml    rows of cells (c) with values (v)
+    xl/styles.xml               how cells show their numbers (number_formats.py), and which are struck out
+    xl/worksheets/sheet1.xml    rows of cells (c) with values (v)    (sheets.py)
 
-Each row is a paragraph of lines `column: value`, as in csv.py. The first row of a sheet with several filled cells names
-the columns, unless it is all numbers. A formula is its last result. Hidden sheets and rows, errors, charts and macros
-are left out.
+Each row is a paragraph of lines `column: value` (records.py). A formula is its last result; one that has none is kept
+as it is, and the metadata says so. Hidden sheets, rows and columns, errors, charts and macros are left out.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import PurePosixPath
 
-from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
-from ingest.formats.csv import column_names
+from ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
 from ingest.formats.package import LINK, Package, PartHandler, open_package
+from ingest.formats.records import Records
+from ingest.formats.sheets import CellStyles, Sheet, Strings, Values
 from ragkv.errors import InvalidDocument
 
 _BETWEEN = "\n\n"
-_BUILT_IN = {**dict.fromkeys((9, 10), "%"), **dict.fromkeys((*range(14, 23), *range(45, 48)), "d")}
-"""Kinds of the built-in number formats: percentage, or date and time."""
-_QUOTED = re.compile(r'"[^"]*"|\\.|\[[^\[\]]*\]|_.')
-_LETTERS = re.compile(r"[A-Z]{1,3}")
-_LATEST = 2_958_466
-"""First serial number behind the year 9999."""
+_UNRESOLVED = (
+    "formulas have no stored result and are kept as formulas; a spreadsheet program that saves the file adds it"
+)
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -49,22 +45,27 @@ def _parse(package: Package, limit: int) -> Parsed:
     if workbook.root != "workbook":
         raise InvalidDocument("it is no Excel workbook, but another archive")
     folder, links, room = PurePosixPath(main).parent, package.links(main), TextRoom(limit)
-    strings, styles = _Strings(), _Styles()
+    strings, styles = Strings(), CellStyles()
     package.read(str(folder / "sharedStrings.xml"), strings)
     package.read(str(folder / "styles.xml"), styles)
-    values = _Values(strings.found, styles.kinds(), workbook.epoch)
+    values = Values(strings.found, styles.whole(), workbook.epoch)
     texts, pages, length = list[str](), list[tuple[int, int]](), 0
     for number, (name, link) in enumerate(workbook.sheets, 1):
-        sheet = _Sheet(values, room)
+        sheet = Sheet(values, room)
         if link in links and name is not None:
             package.read(links[link].target, sheet)
-        if sheet.paragraphs and name is not None:
-            text = without_controls(_BETWEEN.join([f"## {one_line(name)}", *sheet.paragraphs]))
+        records = Records(room)
+        records.write(sheet.whole())
+        if records.paragraphs and name is not None:
+            body = without_headings(_BETWEEN.join(records.paragraphs))
+            text = without_controls(f"## {one_line(name)}{_BETWEEN}{body}")
             pages.append((length, number))
             texts.append(text)
             length += len(text) + len(_BETWEEN)
-    title = one_line(package.title())
-    return Parsed(title, _BETWEEN.join(texts), {"format": "xlsx", "sheets": len(workbook.sheets)}, tuple(pages))
+    metadata: dict[str, object] = {"format": "xlsx", "sheets": len(workbook.sheets)}
+    if values.unresolved:
+        metadata["warnings"] = [f"{values.unresolved} {_UNRESOLVED}"]
+    return Parsed(one_line(package.title()), _BETWEEN.join(texts), metadata, tuple(pages))
 
 
 class _Workbook(PartHandler):
@@ -80,175 +81,3 @@ class _Workbook(PartHandler):
         elif tag == "sheet":
             hidden = attributes.get("state", "visible") != "visible"
             self.sheets.append((None if hidden else attributes.get("name", ""), attributes.get(LINK, "")))
-
-
-class _Strings(PartHandler):
-    """Collects the shared texts. Readings of Japanese words (rPh) are left out."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self._parts: list[str] = []
-        self._text, self._phonetic = False, False
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        self._phonetic = self._phonetic or tag == "rPh"
-        self._text = tag == "t" and not self._phonetic
-
-    def end(self, tag: str) -> None:
-        self._text = False
-        if tag == "rPh":
-            self._phonetic = False
-        elif tag == "si":
-            self.found.append("".join(self._parts))
-            self._parts.clear()
-
-    def text(self, text: str) -> None:
-        if self._text:
-            self._parts.append(text)
-
-
-class _Styles(PartHandler):
-    """Collects the number format of each cell style."""
-
-    def __init__(self) -> None:
-        self._codes: dict[int, str] = {}
-        self._formats: list[int] = []
-        self._inside = False
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        if tag == "numFmt":
-            self._codes[_whole(attributes.get("numFmtId"))] = attributes.get("formatCode", "")
-        elif tag == "cellXfs":
-            self._inside = True
-        elif tag == "xf" and self._inside:
-            self._formats.append(_whole(attributes.get("numFmtId")))
-
-    def end(self, tag: str) -> None:
-        if tag == "cellXfs":
-            self._inside = False
-
-    def kinds(self) -> list[str]:
-        """Return for each style `d` for dates and times, `%` for percentages, else an empty text."""
-        kinds = {**_BUILT_IN, **{number: _kind(code) for number, code in self._codes.items()}}
-        return [kinds.get(number, "") for number in self._formats]
-
-
-class _Values:
-    """Turns the content of a cell into text."""
-
-    def __init__(self, strings: list[str], kinds: list[str], epoch: datetime):
-        self._strings, self._kinds, self._epoch = strings, kinds, epoch
-
-    def read(self, content: str, kind: str, style: int) -> str:
-        """Return the text of a cell.
-
-        Args:
-            content: Of its <v>, or of its inline text.
-            kind: Its attribute `t`.
-            style: Its attribute `s`.
-        """
-        if kind == "s":
-            place = _whole(content)
-            return self._strings[place] if 0 <= place < len(self._strings) else ""
-        if kind == "b":
-            return "TRUE" if content == "1" else "FALSE"
-        if kind == "e":
-            return ""
-        if kind != "n":
-            return content
-        try:
-            number = float(content)
-        except ValueError:
-            return content
-        shown = self._kinds[style] if 0 <= style < len(self._kinds) else ""
-        if shown == "d" and 0 <= number < _LATEST:
-            return _moment(self._epoch, number)
-        return f"{100 * number:.15g}%" if shown == "%" else f"{number:.15g}"
-
-
-class _Sheet(PartHandler):
-    """Writes a paragraph for each row."""
-
-    def __init__(self, values: _Values, room: TextRoom):
-        self.paragraphs: list[str] = []
-        self._values, self._room = values, room
-        self._names: dict[int, str] | None = None
-        self._row: dict[int, str] = {}
-        self._column, self._hidden, self._inside = -1, False, False
-        self._kind, self._style = "n", 0
-        self._content: list[str] = []
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        match tag:
-            case "row":
-                self._row, self._column = {}, -1
-                self._hidden = attributes.get("hidden") in ("1", "true")
-            case "c":
-                self._column = _column(attributes.get("r", ""), self._column + 1)
-                self._kind, self._style = attributes.get("t", "n"), _whole(attributes.get("s", "0"))
-                self._content.clear()
-            case "v":
-                self._inside = True
-            case "t":
-                self._inside = self._kind == "inlineStr"
-
-    def end(self, tag: str) -> None:
-        match tag:
-            case "v" | "t":
-                self._inside = False
-            case "c":
-                value = self._values.read("".join(self._content), self._kind, self._style)
-                if value := "\n".join(line.strip() for line in value.splitlines() if line.strip()):
-                    self._row[self._column] = self._room.take(value)
-            case "row" if self._row and not self._hidden:
-                self._end_row()
-
-    def text(self, text: str) -> None:
-        if self._inside:
-            self._content.append(text)
-
-    def _end_row(self) -> None:
-        row, self._row = self._row, {}
-        if self._names is None and len(row) == 1:
-            self.paragraphs.extend(row.values())  # a line above the table
-            return
-        if self._names is None:
-            names = column_names(list(row.values()))
-            self._names = dict(zip(row, names, strict=True)) if names else {}
-            if names:
-                return
-        named = self._names
-        lines = [self._room.take(f"{named.get(at) or f'column {at + 1}'}: ") + value for at, value in row.items()]
-        self.paragraphs.append("\n".join(lines))
-
-
-def _moment(epoch: datetime, number: float) -> str:
-    """Return a date, a time, or both. Times are rounded to seconds."""
-    moment = epoch + timedelta(seconds=round(number * 86400))
-    if number < 1:
-        return moment.strftime("%H:%M:%S")
-    return moment.strftime("%Y-%m-%d" if moment.time() == epoch.time() else "%Y-%m-%d %H:%M:%S")
-
-
-def _kind(code: str) -> str:
-    """Return what a number format shows: `d` for dates and times, `%` for percentages, else an empty text."""
-    bare = _QUOTED.sub("", code).lower()
-    if bare.startswith("general"):
-        return ""
-    return "d" if re.search("[ymdhs]", bare) else "%" if "%" in bare else ""
-
-
-def _column(reference: str, following: int) -> int:
-    """Return the column of a cell reference such as `C7`, from 0 on; `following` where there is none."""
-    letters = _LETTERS.match(reference)
-    if letters is None:
-        return following
-    column = 0
-    for letter in letters[0]:
-        column = 26 * column + ord(letter) - ord("A") + 1
-    return column - 1
-
-
-def _whole(text: str | None) -> int:
-    """Return a whole number; -1 for any other text."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else -1

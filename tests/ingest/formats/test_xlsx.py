@@ -50,7 +50,7 @@ def test_cells_stand_where_their_reference_says() -> None:
         (cell(36283.5, 2), "1999-05-03 12:00:00"),
         (cell(0.5625, 6), "13:30:00"),
         (cell(0.255, 3), "25.5%"),
-        (cell(12, 4), "12"),
+        (cell(12, 4), "12 days"),
         (cell(36283, 5), "36283"),
         (cell(0.1 + 0.2), "0.3"),
         (cell(1e20), "1e+20"),

@@ -1,0 +1,333 @@
+"""How a cell of a workbook shows its number: `00000` → 01067, `[h]:mm` → 36:00, `0.00" EUR"` → 1250.00 EUR.
+
+Dates and times read in one order, whatever theirs is: 2019-05-03 13:30:00. Digits are not grouped.
+
+    positive ; negative ; zero ; text       sections of a format
+    [>99]0.0                                a section with a condition of its own
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+from fractions import Fraction
+
+_PART = re.compile(
+    r'"([^"]*+)"|\\(.)|_.|\*.|\[([^\[\]]*+)\]|([0#?]+)|(E[+-])|(general)|(am/pm|a/p)|([ymdhse]+)|(.)', re.I | re.S
+)
+_CONDITION = re.compile(r"(<=|>=|<>|<|>|=)\s*(-?[\d.]+)")
+_COMPARED: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "<>": operator.ne,
+}
+_ELAPSED = re.compile(r"h+|m+|s+", re.IGNORECASE)
+_LATEST = 2_958_466
+"""First serial number behind the year 9999."""
+_LEAP = 60
+"""The serial number of 29 February 1900, a day that only spreadsheets know."""
+_LONGEST = 255
+"""Characters of a format that are read. Programs allow no more."""
+_BUILT_IN = {
+    **dict.fromkeys((1, 37, 38), "0"),
+    **dict.fromkeys((2, 4, 7, 8, 39, 40, 43, 44), "0.00"),
+    **dict.fromkeys((3, 5, 6, 41, 42), "0"),
+    9: "0%",
+    10: "0.00%",
+    11: "0.00E+00",
+    12: "# ?/?",
+    13: "# ??/??",
+    48: "##0.0E+0",
+    49: "@",
+    **dict.fromkeys((14, 15, 16, 17, *range(27, 37), *range(50, 59)), "yyyy-mm-dd"),
+    18: "h:mm",
+    19: "h:mm:ss",
+    20: "h:mm",
+    21: "h:mm:ss",
+    22: "yyyy-mm-dd h:mm",
+    45: "mm:ss",
+    46: "[h]:mm:ss",
+    47: "mm:ss",
+}
+
+
+@dataclass
+class _Section:
+    """A part of a format.
+
+    Attributes:
+        kind: `general`, `number`, `date`, `elapsed`, `text` (only words), or `hidden`.
+        before, behind: Words around the number.
+        whole, decimals, exponent, divisor: Its digits: placeholders before and behind the point, of the exponent, and
+            below the line of a fraction.
+        places: Placeholders and the words between them, where there are such words.
+        dates: The letters of a date or a time.
+        percents, thousands: How often the number is taken times 100 and divided by 1000.
+        condition: Which numbers it is for, if it says so.
+        has_text: Whether it is for text, too.
+    """
+
+    kind: str = "text"
+    before: str = ""
+    behind: str = ""
+    whole: str = ""
+    decimals: str | None = None
+    exponent: str = ""
+    divisor: str = ""
+    places: list[str] = field(default_factory=list)
+    dates: str = ""
+    percents: int = 0
+    thousands: int = 0
+    condition: tuple[str, float] | None = None
+    has_text: bool = False
+
+
+def built_in(number: int) -> str:
+    """Return the format of a number below 164; empty for General."""
+    return _BUILT_IN.get(number, "")
+
+
+class NumberFormat:
+    """A format of numbers."""
+
+    def __init__(self, code: str):
+        self._sections = [_section(part) for part in _split(code[:_LONGEST])] if code else []
+
+    def shown(self, number: float, epoch: datetime) -> str:
+        """Return a number as it is shown, empty where it is not. epoch: the day 0 of the workbook."""
+        if not self._sections:
+            return f"{number:.15g}"
+        section, signed = self._section_of(number)
+        if section.kind == "hidden":
+            return ""
+        if section.kind in ("date", "elapsed"):
+            return _moment(section, number, epoch)
+        if section.kind == "text":
+            return section.before if section.before.strip() or not section.has_text else f"{number:.15g}"
+        text = f"{abs(number):.15g}" if section.kind == "general" else _digits(section, abs(number))
+        # A negative number keeps its sign, whatever brackets or colours show it, unless words do.
+        words = any(map(str.isalpha, section.before + section.behind)) and signed
+        return f"{'-' if number < 0 and not words and text.strip('0.,%') else ''}{_around(section, text, number < 0)}"
+
+    def text(self, text: str) -> str:
+        """Return a text as it is shown."""
+        if len(self._sections) > 3:
+            section = self._sections[3]
+            return "" if section.kind == "hidden" else _with_text(section, text)
+        if len(self._sections) == 1 and self._sections[0].has_text:
+            return _with_text(self._sections[0], text)
+        return text
+
+    def _section_of(self, number: float) -> tuple[_Section, bool]:
+        """Return the section of a number, and whether it is one for negative numbers alone."""
+        sections = self._sections[:3]
+        for at, section in enumerate(sections):
+            if section.condition is None:
+                continue
+            if _holds(section.condition, number):
+                return section, False
+            if at + 1 == len(sections):
+                return _Section("general"), False
+        if sections[0].condition is not None:
+            return sections[-1], False
+        if number < 0 and len(sections) > 1:
+            return sections[1], True
+        return sections[2 if number == 0 and len(sections) > 2 else 0], False
+
+
+def _split(code: str) -> Iterator[str]:
+    """Yield the sections of a format."""
+    start = 0
+    for match in _PART.finditer(code):
+        if match[0] == ";":
+            yield code[start : match.start()]
+            start = match.end()
+    yield code[start:]
+
+
+def _section(code: str) -> _Section:
+    if not code:
+        return _Section("hidden")
+    section, words, digits = _Section(), list[str](), False
+    for match in _PART.finditer(code):
+        quoted, escaped, bracket, holders, exponent, general, noon, letters, other = match.groups()
+        if bracket is not None:
+            words.append(_bracket(section, bracket))
+        elif holders:
+            _hold(section, holders, words, digits)
+            digits = True
+        elif exponent:
+            section.exponent = "0"
+        elif general:
+            section.kind, section.before, words = "general", "".join(words), []
+        elif letters and not digits:
+            section.kind = "elapsed" if section.kind == "elapsed" else "date"
+            section.dates += letters.lower()
+            words.clear()
+        elif other == "." and digits and section.decimals is None:
+            section.decimals = ""
+        elif other == "," and digits:
+            section.thousands += 1
+        elif other == "%":
+            section.percents += 1
+            words.append("%")
+        elif other == "/" and digits:
+            section.divisor = "/"
+        elif other == "@":
+            section.has_text = True
+            section.before, words = "".join(words), []
+        else:
+            words.append(quoted or escaped or letters or (other if not noon else "") or "")
+    _finish(section, "".join(words), digits)
+    return section
+
+
+def _bracket(section: _Section, text: str) -> str:
+    """Take what brackets say, and return the sign of a currency."""
+    if _ELAPSED.fullmatch(text):
+        section.kind = "elapsed"
+        section.dates += text.lower()
+    elif condition := _CONDITION.fullmatch(text):
+        with suppress(ValueError):
+            section.condition = condition[1], float(condition[2])
+    return text[1:].partition("-")[0] if text.startswith("$") else ""
+
+
+def _hold(section: _Section, holders: str, words: list[str], digits: bool) -> None:
+    """Take placeholders of digits. words: those since the last ones, which are emptied."""
+    section.thousands = 0  # commas between digits group them
+    if section.kind in ("date", "elapsed"):
+        return
+    section.kind = "number"
+    if not digits:
+        section.before = "".join(words)
+    elif section.exponent:
+        section.exponent = holders
+    elif section.divisor:
+        section.divisor = holders
+    elif section.decimals is not None:
+        section.decimals += holders
+    else:
+        section.places += [section.whole, "".join(words)] if not section.places else ["".join(words)]
+        section.places.append(holders)
+        section.whole += holders
+        words.clear()
+        return
+    if not digits:
+        section.whole = holders
+    words.clear()
+
+
+def _finish(section: _Section, words: str, digits: bool) -> None:
+    """Take the words behind everything else."""
+    if section.kind == "text" and not section.has_text:
+        section.before, section.kind = section.before + words, "text" if (section.before + words) else "hidden"
+    else:
+        section.behind = words
+    if not any(section.places[1::2]):
+        section.places = []
+
+
+def _holds(condition: tuple[str, float], number: float) -> bool:
+    sign, limit = condition
+    return _COMPARED[sign](number, limit)
+
+
+def _with_text(section: _Section, text: str) -> str:
+    return f"{section.before}{text}{section.behind}".strip() if section.has_text else text
+
+
+def _around(section: _Section, text: str, negative: bool) -> str:
+    """Put the words of a format around a number."""
+    before, behind = section.before, section.behind
+    if negative and before.rstrip().endswith("(") and behind.lstrip().startswith(")"):
+        before, behind = before.rstrip()[:-1], behind.lstrip()[1:]
+    if negative:
+        before = before.replace("-", "")
+    return f"{before}{text}{behind}".strip()
+
+
+def _digits(section: _Section, number: float) -> str:
+    """Return the digits of a number that is not negative."""
+    value = Decimal(f"{number:.15g}") * 100**section.percents / 1000**section.thousands
+    if section.divisor.strip("/"):
+        return _fraction(section, value)
+    decimals = section.decimals or ""
+    if section.exponent:
+        return f"{value:.{len(decimals)}E}"
+    if abs(value) >= 10**15:
+        return f"{number:.15g}"
+    rounded = f"{value.quantize(Decimal(1).scaleb(-len(decimals)), ROUND_HALF_UP):f}"
+    whole, _, part = rounded.partition(".")
+    part = part[: decimals.count("0")] + part[decimals.count("0") :].rstrip("0")
+    if section.places:
+        whole = _placed(section.places, whole)
+    else:
+        whole = whole.lstrip("0").zfill(section.whole.count("0"))
+    return f"{whole or ('0' if not part else '')}{'.' if part else ''}{part}"
+
+
+def _placed(places: list[str], digits: str) -> str:
+    """Put digits into placeholders between which words stand, from the right: `000-0000`."""
+    left, parts = digits.lstrip("0"), list[str]()
+    for at, place in enumerate(reversed(places)):
+        if at % 2:
+            parts.append(place)
+            continue
+        taken = left if at == len(places) - 1 else left[len(left) - min(len(left), len(place)) :]
+        left = left[: len(left) - len(taken)]
+        parts.append(taken.rjust(place.count("0"), "0") if place.count("0") else taken)
+    return "".join(reversed(parts))
+
+
+def _fraction(section: _Section, value: Decimal) -> str:
+    """Return a number as a whole number and a fraction: `1 1/2`."""
+    divisor = section.divisor
+    if divisor.isdigit() and divisor.strip("0"):
+        part = Fraction(round(value * int(divisor)), int(divisor))
+    else:
+        part = Fraction(value).limit_denominator(10 ** min(len(divisor), 3) - 1)
+    whole, rest = divmod(part, 1) if section.places else (0, part)
+    shown = f"{rest.numerator}/{rest.denominator}" if rest else ""
+    return f"{whole if whole or not shown else ''} {shown}".strip()
+
+
+def _moment(section: _Section, number: float, epoch: datetime) -> str:
+    """Return a date, a time or both, or how long something took. Times are rounded to seconds."""
+    dates = section.dates
+    if section.kind == "elapsed":
+        return _elapsed(dates, number) + (f" {section.behind.strip()}" if section.behind.strip() else "")
+    if not 0 <= number < _LATEST:
+        return f"{number:.15g}"
+    has_time = "h" in dates or "s" in dates
+    has_date = "y" in dates or "d" in dates or "e" in dates or not has_time
+    if 0 < number < _LEAP and epoch.year < 1900 and has_date:
+        number += number >= 1
+    moment = epoch + timedelta(seconds=round(number * 86400))
+    if has_date and (number >= 1 or not has_time):
+        return moment.strftime("%Y-%m-%d" if moment.time() == epoch.time() else "%Y-%m-%d %H:%M:%S")
+    if "h" not in dates:
+        return moment.strftime("%M:%S" if "m" in dates else "%S")
+    return moment.strftime("%H:%M:%S" if "s" in dates or has_date else "%H:%M")
+
+
+def _elapsed(dates: str, number: float) -> str:
+    seconds = round(abs(number) * 86400)
+    sign = "-" if number < 0 and seconds else ""
+    minutes, rest = divmod(seconds, 60)
+    if dates.startswith("h"):
+        hours, minutes = divmod(minutes, 60)
+        shown = f"{hours:02}" if dates.startswith("hh") else str(hours)
+        shown += f":{minutes:02}" if "m" in dates else ""
+        return sign + shown + (f":{rest:02}" if "s" in dates else "")
+    if dates.startswith("m"):
+        return f"{sign}{minutes}" + (f":{rest:02}" if "s" in dates else "")
+    return f"{sign}{seconds}"

@@ -1,0 +1,221 @@
+"""Rows of a spreadsheet to paragraphs: each cell is a line that starts with the name of its column.
+
+    Staff list of 2026                  a title
+                              →
+    Name     Town                       Name: Vala
+    Vala     Orrin                      Town: Orrin
+
+The names are found below titles and comments. A second table below an empty row has names of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ingest.formats.base import TextRoom
+
+AHEAD = 12
+"""Rows that are looked at to find the names of columns."""
+TITLE_SHARE = 0.67
+"""A row above the names that fills no more than this share of their columns is a title."""
+_NUMBER = re.compile(r"[+-]?[.,\s]*+\d[\d.,\s]*+%?")
+_VALUE = re.compile(r"[+-]?[$€£¥]?\s?[\d.,][\d.,:/\s%-]*+(?:[^\W\d_]{1,4}|[$€£¥])?\.?")
+
+
+class Row(NamedTuple):
+    """A row that is not empty.
+
+    Attributes:
+        cells: Its texts by column, from 0 on, without empty ones.
+        is_apart: Whether empty rows stand above it.
+        repeated: Columns that repeat the cell on their left, of which they are a part.
+    """
+
+    cells: Mapping[int, str]
+    is_apart: bool = False
+    repeated: frozenset[int] = frozenset()
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it has one text, which may span several columns."""
+        return len(self.cells) - len(self.repeated) == 1
+
+
+def column_names(row: Sequence[str]) -> list[str]:
+    """Return the row if it names columns: its cells are not all numbers, and not all the same. Else return [].
+
+    A name that occurs again has a number: `Amount`, `Amount (2)`.
+    """
+    names = [" ".join(name.split()) for name in row]
+    filled = [name for name in names if name]
+    if all(map(_NUMBER.fullmatch, filled)) or (len(filled) > 1 and len(set(filled)) == 1):
+        return []
+    seen = dict[str, int]()
+    for at, name in enumerate(names):
+        if name:
+            seen[name] = seen.get(name, 0) + 1
+            names[at] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return names
+
+
+class Records:
+    """Writes rows into paragraphs.
+
+    Attributes:
+        paragraphs: What was written.
+        count: How many rows of tables, without names and titles.
+    """
+
+    def __init__(self, room: TextRoom, single: bool = False):
+        """single: Whether one column alone may have a name."""
+        self.paragraphs: list[str] = []
+        self.count = 0
+        self._room, self._single = room, single
+        self._names: dict[int, str] | None = None
+        self._header: Mapping[int, str] = {}
+
+    def write(self, rows: Iterator[Row]) -> None:
+        """Write all rows. Raises TooLarge."""
+        ahead = deque(islice(rows, AHEAD))
+        while ahead:
+            if self._names is None or ahead[0].is_apart:
+                for _ in range(self._open_table(ahead)):
+                    ahead.popleft()
+            if ahead:
+                self._write_row(ahead.popleft())
+            ahead.extend(islice(rows, AHEAD - len(ahead)))
+        if self._names and not self.count and not self._single:
+            self._write_title(Row(self._names))  # names of nothing
+
+    def _open_table(self, ahead: Sequence[Row]) -> int:
+        """Take the names of a table and write the titles above them. Returns how many rows that were."""
+        first = self._names is None
+        at = _first_header(ahead, self._single) if first else _next_header(ahead, self._names or {})
+        if at is None:
+            if first and not ahead[0].is_single:
+                self._names = {}
+            return 0
+        for row in islice(ahead, at):
+            self._write_title(row)
+        header, below = ahead[at], ahead[at + 1] if len(ahead) > at + 1 else None
+        cells, taken = header.cells, at + 1
+        if below is not None and len(ahead) > at + 2 and _is_second(header, below):
+            cells, taken = _combined(header.cells, below.cells), at + 2
+        self._names = dict(zip(cells, column_names(list(cells.values())), strict=True))
+        self._header = header.cells
+        return taken
+
+    def _write_title(self, row: Row) -> None:
+        cells = (_lines(cell) for at, cell in row.cells.items() if at not in row.repeated)
+        self.paragraphs.append(self._room.take(" | ".join(cells)))
+
+    def _write_row(self, row: Row) -> None:
+        cells = row.cells
+        if self._names is None or (row.is_single and self._names and (row.repeated or _is_comment(cells))):
+            self._write_title(row)
+            return
+        if cells == self._header:  # names that are printed on each page
+            return
+        names, take = self._names, self._room.take
+        self.paragraphs.append(
+            "\n".join([take(f"{names.get(at) or f'column {at + 1}'}: {_lines(cell)}") for at, cell in cells.items()])
+        )
+        self.count += 1
+
+
+def _lines(cell: str) -> str:
+    """Return a cell without empty lines, which would split its row."""
+    return "\n".join(line for line in cell.split("\n") if line.strip()) if "\n" in cell else cell
+
+
+def _first_header(ahead: Sequence[Row], single: bool) -> int | None:
+    """Return which row names the columns of the first table; None where the rows name none."""
+    for at, row in enumerate(ahead):
+        following = ahead[at + 1] if at + 1 < len(ahead) else None
+        if _is_comment(row.cells) and following is not None and len(row.cells) != len(following.cells):
+            continue
+        if row.is_single:
+            if single and not any(_is_names(ahead, later) for later in range(at + 1, len(ahead))):
+                return at if _names(row) else None
+            continue
+        if not _names(row):
+            return None
+        if following is not None and _is_title(row, following, not at or row.is_apart, at + 2 < len(ahead)):
+            continue
+        return at
+    return None
+
+
+def _is_names(ahead: Sequence[Row], at: int) -> bool:
+    """Whether a row of several texts could name the columns of a row below it."""
+    row = ahead[at]
+    return len(row.cells) > 1 and _is_text(row) and at + 1 < len(ahead) and len(ahead[at + 1].cells) > 1
+
+
+def _is_title(row: Row, following: Row, alone: bool, more: bool) -> bool:
+    """Whether a row is a title above the names of columns, and not these names themselves."""
+    if not more or len(following.cells) < 2 or not _is_text(following) or 0 not in row.cells:
+        return False
+    if following.is_apart and alone and row.cells.keys() != following.cells.keys():
+        return True
+    return len(row.cells) < TITLE_SHARE * len(following.cells)
+
+
+def _next_header(ahead: Sequence[Row], names: Mapping[int, str]) -> int | None:
+    """Return which row names the columns of a further table; None where the rows go on with the one above."""
+    end = next((at for at in range(1, len(ahead)) if ahead[at].is_apart), len(ahead))
+    for at in range(end - 1):
+        row, following = ahead[at], ahead[at + 1]
+        if row.is_single:
+            continue
+        if not _is_text(row) or not _names(row) or len(following.cells) < 2:
+            return None
+        values = (column for column, cell in following.cells.items() if _VALUE.fullmatch(cell))
+        is_new = at > 0 or not row.cells.keys() <= names.keys() or any(column in row.cells for column in values)
+        return at if is_new else None
+    return None
+
+
+def _is_second(header: Row, below: Row) -> bool:
+    """Whether the names of columns go on in a second row: `Shift` above `day` and `night`."""
+    if not _is_text(below) or len(below.cells) < 2:
+        return False
+    upper, lower = header.cells, below.cells
+    if header.repeated:
+        spanned = header.repeated | {column - 1 for column in header.repeated}
+        others = (column for column in lower if column not in spanned)
+        return header.repeated <= lower.keys() and all(upper.get(at, lower[at]) == lower[at] for at in others)
+    missing = lower.keys() - upper.keys()
+    return bool(missing) and min(lower) > min(upper) and all(at in missing or at + 1 in missing for at in lower)
+
+
+def _combined(upper: Mapping[int, str], lower: Mapping[int, str]) -> dict[int, str]:
+    """Return the names of two rows in one. A name in the upper row goes on to the right where the lower row has one."""
+    names, above = dict[int, str](), ""
+    for at in sorted(upper.keys() | lower.keys()):
+        above = upper.get(at, above if at in lower else "")
+        below = lower.get(at, "")
+        names[at] = above if below == above else f"{above} {below}".strip()
+    return names
+
+
+def _names(row: Row) -> list[str]:
+    return column_names(list(row.cells.values()))
+
+
+def _is_text(row: Row) -> bool:
+    """Whether no cell of a row is a number or a date."""
+    return not any(map(_VALUE.fullmatch, row.cells.values()))
+
+
+def _is_comment(cells: Mapping[int, str]) -> bool:
+    return cells.get(0, "").startswith("#")
+
+
+def filled(cells: Iterable[str]) -> dict[int, str]:
+    """Return the cells that are not empty, by column."""
+    return {at: cell for at, cell in enumerate(cells) if cell}

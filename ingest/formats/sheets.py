@@ -1,0 +1,318 @@
+"""The sheets of a workbook: their rows as a reader sees them, with what is shared between them: texts and styles.
+
+Hidden rows and columns, and those without height or width, are left out. A merged cell is repeated in the rows and
+columns that it covers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from ingest.formats.base import TextRoom
+from ingest.formats.number_formats import NumberFormat, built_in
+from ingest.formats.package import PartHandler
+from ingest.formats.records import Row
+from ingest.formats.scripts import END, SUB, SUP, resolved
+
+MOST_COLUMNS = 16_384
+MOST_REPEATED = 64
+"""Most columns in which a merged cell is repeated. A wider one is a title or a frame."""
+_CELL = re.compile(r"([A-Z]{1,3})([0-9]{1,7})")
+_SCRIPTS = {"superscript": SUP, "subscript": SUB}
+_NO_SIZE = 0.1
+"""Width of a column, or height of a row, up to which nobody can see it."""
+_ON = ("1", "true")
+
+
+class RichText(PartHandler):
+    """Collects a text in runs: what is struck out is left out, and so are readings of Japanese words (rPh)."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._inside = self._phonetic = self._struck = self._properties = False
+        self._mark = ""
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        match tag:
+            case "t":
+                self._inside = not self._phonetic and not self._struck
+            case "r":
+                self._struck, self._mark = False, ""
+            case "strike":
+                self._struck = attributes.get("val", "1") not in ("0", "false")
+            case "vertAlign":
+                self._mark = _SCRIPTS.get(attributes.get("val", ""), "")
+            case "rPh":
+                self._phonetic = True
+
+    def end(self, tag: str) -> None:
+        match tag:
+            case "t":
+                self._inside = False
+            case "r":
+                self._struck, self._mark = False, ""
+            case "rPh":
+                self._phonetic = False
+
+    def text(self, text: str) -> None:
+        if self._inside:
+            self._parts.append(f"{self._mark}{text}{END}" if self._mark else text)
+
+    def whole(self) -> str:
+        """Return the text, and begin the next one."""
+        text = resolved("".join(self._parts))
+        self._parts.clear()
+        return text
+
+
+class Strings(RichText):
+    """Collects the shared texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def end(self, tag: str) -> None:
+        if tag == "si":
+            self.found.append(self.whole())
+        else:
+            super().end(tag)
+
+
+class CellStyle(NamedTuple):
+    """How a cell is shown.
+
+    Attributes:
+        format: How it shows its number.
+        is_struck: Whether it is struck out.
+    """
+
+    format: NumberFormat
+    is_struck: bool
+
+
+class CellStyles(PartHandler):
+    """Collects the styles of cells (styles.xml)."""
+
+    def __init__(self) -> None:
+        self._codes: dict[int, str] = {}
+        self._cells: list[tuple[int, int]] = []
+        self._struck: list[bool] = []
+        self._inside = ""
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        match tag:
+            case "numFmt":
+                self._codes[whole(attributes.get("numFmtId"))] = attributes.get("formatCode", "")
+            case "cellXfs" | "fonts":
+                self._inside = tag
+            case "font" if self._inside == "fonts":
+                self._struck.append(False)
+            case "strike" if self._inside == "fonts" and self._struck:
+                self._struck[-1] = attributes.get("val", "1") not in ("0", "false")
+            case "xf" if self._inside == "cellXfs":
+                self._cells.append((whole(attributes.get("numFmtId")), whole(attributes.get("fontId"))))
+
+    def end(self, tag: str) -> None:
+        if tag == self._inside:
+            self._inside = ""
+
+    def whole(self) -> list[CellStyle | None]:
+        """Return each style; None for one that shows its value as it is."""
+        formats = dict[int, NumberFormat]()
+        styles = list[CellStyle | None]()
+        for number, font in self._cells:
+            code = self._codes.get(number, built_in(number))
+            struck = 0 <= font < len(self._struck) and self._struck[font]
+            if number not in formats:
+                formats[number] = NumberFormat("" if code.lower() == "general" else code)
+            styles.append(CellStyle(formats[number], struck) if code or struck else None)
+        return styles
+
+
+class Values:
+    """Turns the content of a cell into text.
+
+    Attributes:
+        unresolved: How many formulas have no result.
+    """
+
+    def __init__(self, strings: list[str], styles: list[CellStyle | None], epoch: datetime):
+        self.unresolved = 0
+        self._strings, self._styles, self._epoch = strings, styles, epoch
+
+    def read(self, content: str, kind: str, style: int) -> str:
+        """Return the text of a cell.
+
+        Args:
+            content: Of its <v>, or of its inline text.
+            kind: Its attribute `t`.
+            style: Its attribute `s`.
+        """
+        shown = self._styles[style] if 0 <= style < len(self._styles) else None
+        if kind == "e" or (shown is not None and shown.is_struck):
+            return ""
+        if kind == "b":
+            return "TRUE" if content == "1" else "FALSE"
+        if kind == "n":
+            try:
+                number = float(content)
+            except ValueError:
+                return content
+            if number != number or abs(number) == float("inf"):
+                return content
+            return f"{number:.15g}" if shown is None else shown.format.shown(number, self._epoch)
+        if kind == "s":
+            place = whole(content)
+            content = self._strings[place] if 0 <= place < len(self._strings) else ""
+        return content if shown is None else shown.format.text(content)
+
+
+class Sheet(PartHandler):
+    """Collects the rows of a sheet."""
+
+    def __init__(self, values: Values, room: TextRoom):
+        self._values, self._room = values, room
+        self._rows: list[tuple[int, bool, dict[int, str]]] = []
+        self._row: dict[int, str] = {}
+        self._number, self._column, self._hidden, self._inside = 0, -1, False, ""
+        self._kind, self._style = "n", 0
+        self._content: list[str] = []
+        self._formula: list[str] | None = None
+        self._rich = RichText()
+        self._narrow = bytearray(MOST_COLUMNS)
+        self._flat = False
+        self._merged: dict[int, list[tuple[int, int, int]]] = {}
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        match tag:
+            case "c":
+                self._column = _column(attributes.get("r", ""), self._column + 1)
+                self._kind, self._style = attributes.get("t", "n"), whole(attributes.get("s", "0"))
+                self._content.clear()
+                self._formula = None
+            case "v":
+                self._inside = "v"
+            case "f":
+                self._inside, self._formula = "f", []
+            case "row":
+                self._open_row(attributes)
+            case "col" if attributes.get("hidden") in _ON or _is_nothing(attributes.get("width")):
+                first, last = whole(attributes.get("min")), min(whole(attributes.get("max")), MOST_COLUMNS)
+                if 0 < first <= last:
+                    self._narrow[first - 1 : last] = b"\1" * (last - first + 1)
+            case "sheetFormatPr":
+                self._flat = attributes.get("zeroHeight") in _ON
+            case "mergeCell":
+                self._merge(attributes.get("ref", ""))
+            case _ if self._kind == "inlineStr":
+                self._rich.start(tag, attributes)
+
+    def end(self, tag: str) -> None:
+        match tag:
+            case "v" | "f":
+                self._inside = ""
+            case "c":
+                self._end_cell()
+            case "row" if self._row:
+                self._rows.append((self._number, self._hidden, self._row))
+            case _ if self._kind == "inlineStr":
+                self._rich.end(tag)
+
+    def text(self, text: str) -> None:
+        if self._inside == "v":
+            self._content.append(text)
+        elif self._inside == "f" and self._formula is not None:
+            self._formula.append(text)
+        elif self._kind == "inlineStr":
+            self._rich.text(text)
+
+    def whole(self) -> Iterator[Row]:
+        """Yield the rows that can be seen, with merged cells repeated. Raises TooLarge."""
+        below, last = dict[int, tuple[int, int, str]](), 0
+        for number, hidden, cells in self._rows:
+            repeated = self._repeat(number, cells, below) if self._merged else frozenset[int]()
+            is_apart, last = number > last + 1 and last > 0, number
+            shown = {at: cell for at, cell in cells.items() if not self._narrow[at]}
+            if shown and not hidden:
+                yield Row(shown, is_apart, repeated & shown.keys())
+
+    def _open_row(self, attributes: Mapping[str, str]) -> None:
+        self._row, self._column = {}, -1
+        number = whole(attributes.get("r"))
+        self._number = number if number > 0 else self._number + 1
+        hidden = attributes.get("hidden")
+        height = attributes.get("ht")
+        self._hidden = hidden in _ON or _is_nothing(height) or (self._flat and hidden is None and height is None)
+
+    def _end_cell(self) -> None:
+        content = self._rich.whole() if self._kind == "inlineStr" else "".join(self._content)
+        self._inside = ""
+        if self._formula is not None and not content and self._kind != "str":
+            value = f"={''.join(self._formula)}" if self._formula else "(a formula without a result)"
+            self._values.unresolved += 1
+        else:
+            value = self._values.read(content, self._kind, self._style)
+        self._kind = "n"
+        if "\n" in value or "\r" in value:
+            value = "\n".join(line.strip() for line in value.splitlines() if line.strip())
+        if value := value.strip():
+            self._row[min(self._column, MOST_COLUMNS - 1)] = self._room.take(value)
+
+    def _merge(self, reference: str) -> None:
+        """Note a merged cell by its first row: (first column, last column, last row)."""
+        first, _, last = reference.partition(":")
+        if (start := _CELL.fullmatch(first)) and (end := _CELL.fullmatch(last)):
+            area = (_column(start[1], 0), _column(end[1], 0), int(end[2]))
+            self._merged.setdefault(int(start[2]), []).append(area)
+
+    def _repeat(self, number: int, cells: dict[int, str], below: dict[int, tuple[int, int, str]]) -> frozenset[int]:
+        """Repeat merged cells in a row. Returns the columns that repeat the cell on their left.
+
+        below: (last row, first column, text) of the merged cells above, by column.
+        """
+        for first, last, end in self._merged.get(number, ()):
+            text = cells.get(first, "")
+            span = range(first, last + 1) if last - first < MOST_REPEATED else range(first, first + 1)
+            if text and first <= last < MOST_COLUMNS:
+                below.update(dict.fromkeys(span, (end, first, text)))
+        repeated, labels = set[int](), dict[int, str]()
+        for column in [column for column, (end, *_) in below.items() if end < number]:
+            del below[column]
+        for column, (_, first, text) in below.items():
+            if column not in cells:
+                labels[column] = self._room.take(text)
+                if column > first:
+                    repeated.add(column)
+        if labels:
+            cells.update(labels)
+            ordered = sorted(cells.items())
+            cells.clear()
+            cells.update(ordered)
+        return frozenset(repeated)
+
+
+def whole(text: str | None) -> int:
+    """Return a whole number; -1 for any other text."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else -1
+
+
+def _is_nothing(size: str | None) -> bool:
+    """Whether a width or a height is too small to be seen."""
+    try:
+        return size is not None and float(size) <= _NO_SIZE
+    except ValueError:
+        return False
+
+
+def _column(reference: str, following: int) -> int:
+    """Return the column of a cell reference such as `C7`, from 0 on; `following` where there is none."""
+    column = 0
+    for letter in reference[:3]:
+        if not "A" <= letter <= "Z":
+            break
+        column = 26 * column + ord(letter) - ord("A") + 1
+    return column - 1 if column else following

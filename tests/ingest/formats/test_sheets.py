@@ -1,0 +1,254 @@
+"""Workbooks and CSV say what a reader of them sees: numbers as they are shown, and names where they belong."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from ingest.formats import csv, xlsx
+from ingest.formats.number_formats import NumberFormat, built_in
+from tests.growth import grows_linearly
+from tests.ingest.formats.packages import cell, row
+from tests.ingest.formats.packages import xlsx as workbook
+
+LIMIT = 100_000
+FORMATS = [
+    ("00000", 1067, "01067"),
+    ("00", 0, "00"),
+    ("[h]:mm", 1.5, "36:00"),
+    ("[hh]:mm:ss", 1.5, "36:00:00"),
+    ("[h]:mm", 41.25, "990:00"),
+    ("[h]:mm", -0.5, "-12:00"),
+    ("[m]:ss", 1, "1440:00"),
+    ("[ss]", 1, "86400"),
+    ('[h]:mm" h"', 1.5, "36:00 h"),
+    ('#,##0.00\\ "EUR"', 1250, "1250.00 EUR"),
+    ('#,##0.00\\ "EUR"', -80, "-80.00 EUR"),
+    ("[$€-407] #,##0.00", 5, "€ 5.00"),
+    ("#,##0.00 [$€-1]", 5, "5.00 €"),
+    ("$#,##0.00", 5, "$5.00"),
+    ('0" kg"', 5, "5 kg"),
+    ("0\\ \\k\\g", 5, "5 kg"),
+    ('"No. "0', 7, "No. 7"),
+    ('0 "days"', 3, "3 days"),
+    ("0.00", 3.14159, "3.14"),
+    ("0.00", 2.675, "2.68"),
+    ("0.0#", 3, "3.0"),
+    ("#,##0", 1234567, "1234567"),
+    ("#,##0;[Red]#,##0", -5, "-5"),
+    ("#,##0_);(#,##0)", -5, "-5"),
+    ('0 "credit";0 "debit"', -5, "5 debit"),
+    ('"yes";"no";"none"', -1, "no"),
+    ('"yes";"no";"none"', 0, "none"),
+    ('[>=100]"many";0', 150, "many"),
+    ('[>=100]"many";0', 50, "50"),
+    (";;;", 1234, ""),
+    ("0;-0;;@", 0, ""),
+    ("0.0%", 0.255, "25.5%"),
+    ("# ?/?", 1.5, "1 1/2"),
+    ("?/?", 0.5, "1/2"),
+    ("000-00-0000", 12345678, "012-34-5678"),
+    ("(000) 000-0000", 1234567890, "(123) 456-7890"),
+    ('0.0,,"M"', 1234567, "1.2M"),
+    ("0.00E+00", 12345, "1.23E+4"),
+    ("d. mmmm yyyy", 36283, "1999-05-03"),
+    ("yyyy-mm-dd hh:mm", 36283.5, "1999-05-03 12:00:00"),
+    ("dd/mm/yyyy", 1, "1900-01-01"),
+    ("h:mm", 0.5625, "13:30"),
+    ("h:mm", 1.5625, "13:30"),
+    ("h:mm AM/PM", 0.5625, "13:30"),
+    ("mm:ss", 0.01, "14:24"),
+    ('General" kg"', 5.5, "5.5 kg"),
+    ("0.00", 1e20, "1e+20"),
+    (built_in(2), 5, "5.00"),
+    (built_in(46), 1.5, "36:00:00"),
+    (built_in(12), 0.5, "1/2"),
+]
+
+
+@pytest.mark.parametrize(("code", "number", "shown"), FORMATS)
+def test_a_number_is_read_as_it_is_shown(code: str, number: float, shown: str) -> None:
+    assert NumberFormat(code).shown(number, datetime(1899, 12, 30)) == shown
+
+
+def test_a_text_is_read_as_it_is_shown() -> None:
+    shown = [NumberFormat(code).text("7") for code in ('"No. "@', ";;;", '0;0;0;"t: "@', "@", "0")]
+    assert shown == ["No. 7", "", "t: 7", "7", "7"]
+
+
+@pytest.mark.parametrize(
+    "code", ['"' * 300, "[" * 300, "0" * 300, "0.0,;" * 99, "[>1e400]0", "[>1.2.3]0", "\\", "0/" * 9]
+)
+def test_a_strange_format_shows_something(code: str) -> None:
+    for number in (0, 1.5, -1.5, 1e300, -1e-300):
+        assert isinstance(NumberFormat(code).shown(number, datetime(1899, 12, 30)), str)
+
+
+def text(rows: str, before: str = "", after: str = "", **more: str) -> str:
+    made = workbook({"S": ""}, **{"xl/worksheets/s0.xml": sheet(rows, before, after), **more})  # type: ignore[arg-type]
+    return xlsx.parse(made, LIMIT).text.removeprefix("## S\n\n")
+
+
+def sheet(rows: str, before: str = "", after: str = "") -> bytes:
+    return f"<worksheet>{before}<sheetData>{rows}</sheetData>{after}</worksheet>".encode()
+
+
+def merged(*areas: str) -> str:
+    return "<mergeCells>" + "".join(f'<mergeCell ref="{area}"/>' for area in areas) + "</mergeCells>"
+
+
+def rows(*lines: str) -> str:
+    """Make rows of cells between bars; an empty line is an empty row."""
+    made = ""
+    for number, line in enumerate(lines, 1):
+        cells = [value.strip() for value in line.split("|")]
+        placed = (
+            cell(float(value) if value.replace(".", "").isdigit() else value, at=f"{'ABCDEF'[at]}{number}")
+            for at, value in enumerate(cells) if value
+        )  # fmt: skip
+        made += f'<row r="{number}">{"".join(placed)}</row>' if line.strip(" |") else ""
+    return made
+
+
+STAFF = ("Name | Town | Pay", "Vala | Orrin | 10")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        '<cols><col min="3" max="3" hidden="1"/></cols>',
+        '<cols><col min="3" max="16384" width="0"/></cols>',
+        '<cols><col min="3" max="3" width="0.05" customWidth="1"/></cols>',
+    ],
+)
+def test_columns_that_cannot_be_seen_are_left_out(before: str) -> None:
+    assert text(rows(*STAFF), before) == "Name: Vala\nTown: Orrin"
+
+
+def test_rows_that_cannot_be_seen_are_left_out() -> None:
+    for more in (' ht="0"', ' hidden="true"', ' ht="0.01" customHeight="1"'):
+        made = row("Name", "Town") + row("GONE", "x", more=more) + row("Vala", "Orrin")
+        assert text(made) == "Name: Vala\nTown: Orrin"
+    flat = '<sheetFormatPr zeroHeight="1"/>'
+    made = row("a", "b", more=' ht="12"') + row("GONE", "x") + row("c", "d", more=' hidden="0"')
+    assert text(made, flat) == "a: c\nb: d"
+
+
+def test_merged_labels_are_repeated() -> None:
+    made = rows("Team | Name", "Harbour | Vala", " | Timo", "Crane | Mara")
+    shown = "Team: Harbour\nName: Vala\n\nTeam: Harbour\nName: Timo\n\nTeam: Crane\nName: Mara"
+    assert text(made, after=merged("A2:A3")) == shown
+    made = rows("Name | a | b | c", "Vala | sick | | 5")
+    assert text(made, after=merged("B2:C2")) == "Name: Vala\na: sick\nb: sick\nc: 5"
+
+
+def test_a_merged_title_is_a_title() -> None:
+    made = rows("Staff of 2026", *STAFF, "North", "Timo | Lume | 20")
+    shown = "Staff of 2026\n\nName: Vala\nTown: Orrin\nPay: 10\n\nNorth\n\nName: Timo\nTown: Lume\nPay: 20"
+    assert text(made, after=merged("A1:C1", "A4:C4")) == shown
+
+
+def test_names_in_two_rows_are_joined() -> None:
+    made = rows("Site | Shift |", " | day | night", "Orrin | 1 | 2")
+    shown = "Site: Orrin\nShift day: 1\nShift night: 2"
+    assert text(made, after=merged("A1:A2", "B1:C1")) == shown
+    assert text(made, after=merged("B1:C1")) == shown
+    assert csv.parse(b"Site,Shift,\n,day,night\nOrrin,1,2\n", LIMIT).text == shown
+    plain = rows("Name | Contact |", "Vala | a@b | 55")
+    assert text(plain, after=merged("B1:C1")) == "Name: Vala\nContact: a@b\nContact (2): 55"
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (("Staff list | | 2026", "", *STAFF), "Staff list | 2026\n\nName: Vala\nTown: Orrin\nPay: 10"),
+        (("Staff list", "of Orrin", *STAFF), "Staff list\n\nof Orrin\n\nName: Vala\nTown: Orrin\nPay: 10"),
+        ((*STAFF, "", "Machine | Bought", "Crane | 2019"),
+         "Name: Vala\nTown: Orrin\nPay: 10\n\nMachine: Crane\nBought: 2019"),
+        ((*STAFF, "", "Machines", "Machine | Place", "Crane | Orrin"),
+         "Name: Vala\nTown: Orrin\nPay: 10\n\nMachines\n\nMachine: Crane\nPlace: Orrin"),
+        ((*STAFF, "", "Total | | 10"), "Name: Vala\nTown: Orrin\nPay: 10\n\nName: Total\nPay: 10"),
+        ((*STAFF, "", "Timo | Lume | 20", "Mara | Dorn | 30"),
+         "Name: Vala\nTown: Orrin\nPay: 10\n\nName: Timo\nTown: Lume\nPay: 20\n\nName: Mara\nTown: Dorn\nPay: 30"),
+        ((*STAFF, *STAFF), "Name: Vala\nTown: Orrin\nPay: 10\n\nName: Vala\nTown: Orrin\nPay: 10"),
+        (("Name | Pay | Pay", "Vala | 10 | 12"), "Name: Vala\nPay: 10\nPay (2): 12"),
+    ],
+)  # fmt: skip
+def test_names_are_found_where_they_are(lines: tuple[str, ...], shown: str) -> None:
+    assert text(rows(*lines)) == shown
+    table = "\n".join(",".join(value.strip() for value in line.split("|")) for line in lines)
+    assert csv.parse(table.encode(), LIMIT).text == shown
+
+
+def test_names_without_rows_are_a_line() -> None:
+    assert text(rows("Name | Town")) == "Name | Town"
+
+
+def test_formulas_without_a_result_are_kept_and_said() -> None:
+    made = row("Item", "Cost") + row("Roof", 4000)
+    made += '<row><c t="inlineStr"><is><t>Total</t></is></c><c><f>SUM(B2:B3)</f></c></row>'
+    made += '<row><c t="str"><f>A1</f><v></v></c><c><f>SUM(B2)</f><v>5</v></c></row>'
+    made += '<row><c><f t="shared" si="0"/></c></row>'
+    parsed = xlsx.parse(workbook({"S": made}), LIMIT)
+    assert parsed.text.endswith("Item: Total\nCost: =SUM(B2:B3)\n\nCost: 5\n\nItem: (a formula without a result)")
+    assert parsed.metadata["warnings"][0].startswith("2 formulas have no stored result")
+    assert "warnings" not in xlsx.parse(workbook({"S": row("a", "b") + row(1, 2)}), LIMIT).metadata
+
+
+def test_what_is_struck_out_raised_or_a_reading_is_none_of_the_text() -> None:
+    rich = '<r><rPr><strike/></rPr><t>120</t></r><r><t xml:space="preserve"> 90</t></r>'
+    raised = '<r><t>10</t></r><r><rPr><vertAlign val="superscript"/></rPr><t>6</t></r>'
+    reading = "<t>東京</t><rPh><t>トウキョウ</t></rPh>"
+    inline = "".join(f'<c t="inlineStr"><is>{each}</is></c>' for each in (rich, raised, reading))
+    shared = "".join(cell(at, kind="s") for at in range(3))
+    styles = '<fonts><font/><font><strike/></font></fonts><cellXfs><xf/><xf numFmtId="0" fontId="1"/></cellXfs>'
+    sheets = {"S": row("a", "b", "c", "d") + f"<row>{inline}{cell(5, 1)}</row><row>{shared}</row>"}
+    shown = "a: 90\nb: 10^6\nc: 東京"
+    assert xlsx.parse(workbook(sheets, [rich, raised, reading], styles), LIMIT).text == f"## S\n\n{shown}\n\n{shown}"
+
+
+def test_a_cell_that_looks_like_a_heading_is_none() -> None:
+    assert text(rows("# of units", "# | Name", "1 | Vala")) == "    # of units\n\n#: 1\nName: Vala"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "sep=;\r\nName;Town\r\nVala;Orrin\r\n",
+        "\ufeffsep=,\r\nName,Town\r\nVala,Orrin\r\n",
+        '"sep=|"\nName|Town\nVala|Orrin\n',
+        "sep=\t\nName\tTown\nVala\tOrrin\n",
+        "sep=;\nName;Town\nVala;Orrin\n",
+    ],
+)
+def test_the_delimiter_that_a_table_states_is_no_row(table: str) -> None:
+    assert csv.parse(table.encode(), LIMIT).text == "Name: Vala\nTown: Orrin"
+
+
+@pytest.mark.parametrize(
+    ("table", "shown"),
+    [
+        ("Staff of 2026\n\nName,Town\nVala,Orrin\nTimo,Lume\n",
+         "Staff of 2026\n\nName: Vala\nTown: Orrin\n\nName: Timo\nTown: Lume"),
+        ("Staff of 2026,,\nName,Town,Age\nVala,Orrin,31\n", "Staff of 2026\n\nName: Vala\nTown: Orrin\nAge: 31"),
+        ("# made in 2026\n# by Ada, Tarn, x\nName,Town\nVala,Orrin\n",
+         "# made in 2026\n\n# by Ada | Tarn | x\n\nName: Vala\nTown: Orrin"),
+        ("Name,Town\nVala,Orrin\n# the end\n", "Name: Vala\nTown: Orrin\n\n# the end"),
+        ("#id,name\n1,Vala\n", "#id: 1\nname: Vala"),
+        ("Name,Amount,Amount\nVala,10,12\n", "Name: Vala\nAmount: 10\nAmount (2): 12"),
+        ("Name,Town\n\nVala,Orrin\n", "Name: Vala\nTown: Orrin"),
+    ],
+)  # fmt: skip
+def test_titles_and_comments_of_a_table_are_no_names(table: str, shown: str) -> None:
+    assert csv.parse(table.encode(), LIMIT).text == shown
+
+
+def test_the_time_grows_with_the_sheet() -> None:
+    def read(rows: str) -> object:
+        areas = merged(*(f"A{at}:C{at + 9000}" for at in range(1, 300)))
+        made = workbook({"S": ""}, **{"xl/worksheets/s0.xml": sheet(rows, after=areas)})
+        return xlsx.parse(made, 1 << 30)
+
+    assert grows_linearly(read, lambda n: row("a", "b", "c", "d") * n, 2000)
+    assert grows_linearly(lambda table: csv.parse(table.encode(), 1 << 30), lambda n: "# a\n\n" * n + "b\n1\n", 5000)
