@@ -21,6 +21,7 @@ from ingest import sandbox
 from ingest.formats.base import Parsed
 from ingest.sandbox import FORMATS, USUAL, Allowance
 from ingest.text import check_replacements, check_text, decode
+from ingest.wrapping import unwrapped
 from ragkv.catalog.limits import MAX_NAME, MAX_TITLE, check_metadata, fitting
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from ragkv.passages import fence_of, heading_of, shortened
@@ -250,8 +251,8 @@ def _parsed(file: BinaryIO, size: int, suffix: str, limit: int, allowed: Allowan
             raise InvalidDocument(f"no process can be started to read it: {error.strerror}; try again later") from None
     text = decode(file.read(limit + 1))
     if suffix == ".md":
-        return Parsed(_heading(text), text, {"format": "markdown"})
-    return Parsed("", text, {})
+        return Parsed(_heading(text), unwrapped(text, markdown=True), {"format": "markdown"})
+    return Parsed("", unwrapped(text), {})
 
 
 def _lines(file: BinaryIO, name: str, limit: int, collection: str) -> Iterator[Document | Rejected]:

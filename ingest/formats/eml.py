@@ -17,6 +17,7 @@ from ingest.formats import charsets, html, signed
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
 from ingest.formats.mail_headers import readable
 from ingest.formats.page_source import decode as decode_page
+from ingest.wrapping import flowed, unwrapped
 from ragkv.errors import InvalidDocument
 
 HEADER_CHARACTERS = 32768
@@ -146,8 +147,12 @@ def _text(part: EmailMessage, kind: str) -> str:
         source = charsets.decode(data, label) if label else decode_page(data)
         return html.parse_text(source, max(len(data) * 4, 1)).text
     text = charsets.decode(data, label) if label else charsets.detect(data)
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return without_headings(signed.plain_of("\n".join(line.rstrip() for line in lines)))
+    text = signed.plain_of(text.replace("\r\n", "\n").replace("\r", "\n"))
+    if str(part.get_param("format", "")).lower() == "flowed":
+        whole = flowed(text, str(part.get_param("delsp", "")).lower() == "yes")
+    else:
+        whole = unwrapped(text)
+    return without_headings("\n".join(line.rstrip() for line in whole.split("\n")))
 
 
 def _bytes_of(part: EmailMessage) -> bytes:

@@ -1,7 +1,8 @@
 """PDF to text, page by page, with PDFium. Pages are separated by an empty line.
 
-A PDF says where letters are painted, and not what is a word or a paragraph, so lines end where they end on the page.
-Where the next line goes on in lower case the two are joined, and so are the halves of a hyphenated word.
+A PDF says where letters are painted, and not what is a word or a paragraph. Lines are joined where a sentence or a word
+goes on (pdf_lines.py). Figures that are painted smaller and higher or lower than those before are above or below the
+line (scripts.py).
 
 With OCR (ocr.py), pages that show something but have no text, or text that cannot be read, are read from their picture.
 """
@@ -15,6 +16,8 @@ from pypdfium2 import PdfDocument, PdfiumError, PdfPage
 from pypdfium2.raw import FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY, FPDFPage_CountObjects
 
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
+from ingest.formats.pdf_lines import BROKEN, Spelling, flow
+from ingest.formats.pdf_scripts import with_scripts
 from ragkv.errors import InvalidDocument, TooLarge
 
 UNREADABLE_SHARE = 0.1
@@ -87,20 +90,26 @@ def _painted(document: PdfDocument, count: int, room: TextRoom) -> _Pages:
     for number in range(1, count + 1):
         try:
             page = document[number - 1]
-            painted = page.get_textpage().get_text_bounded()
+            painted = with_scripts(page.get_textpage())
         except PdfiumError as error:
             pages.faults[number] = str(error)
             continue
-        painted = painted.replace("\r\n", "\n").replace(_HYPHEN, "-")
-        clean = without_controls(painted)
+        painted = painted.replace("\r\n", "\n").replace(_HYPHEN, BROKEN)
+        clean = without_controls(painted.replace(BROKEN, _HYPHEN)).replace(_HYPHEN, BROKEN)
         if len(painted) - len(clean) + clean.count("\ufffd") > UNREADABLE_SHARE * len(painted):
             pages.faults[number] = "its fonts name no characters; it needs OCR first"
             pages.scans.append(number)
-        elif text := _flow(clean):
+        elif text := clean.strip():
             pages.texts[number] = room.take(text)
         elif _shows_something(page):
             pages.scans.append(number)
+    spelling = Spelling(pages.texts.values()) if any(map(_breaks_words, pages.texts.values())) else None
+    pages.texts = {number: flow(text, spelling) for number, text in pages.texts.items()}
     return pages
+
+
+def _breaks_words(page: str) -> bool:
+    return BROKEN in page or "-\n" in page or "‐\n" in page
 
 
 def _shows_something(page: PdfPage) -> bool:
@@ -116,7 +125,7 @@ def _read_scans(document: PdfDocument, pages: _Pages, room: TextRoom, most: int)
     reader = Reader()
     for number in pages.scans:
         try:
-            text = _flow(without_controls(reader.read(document[number - 1])))
+            text = flow(without_controls(reader.read(document[number - 1])))
         except (PdfiumError, InvalidDocument) as error:
             pages.faults[number] = str(error)
             continue
@@ -144,20 +153,3 @@ def _joined(pages: _Pages, ocr: bool) -> tuple[str, tuple[tuple[int, int], ...]]
         texts.append(text)
         length += len(text) + len(_BETWEEN)
     return _BETWEEN.join(texts), tuple(starts)
-
-
-def _flow(page: str) -> str:
-    """Join the lines of a page where a sentence or a word goes on."""
-    parts, before = list[str](), ""
-    for line in (line.strip() for line in page.split("\n")):
-        if not line[:1].islower() or not before or before[-1] in ".!?:":
-            parts += ["\n", line]
-            before = line
-        elif before.endswith("-") and before[-2:-1].islower():
-            parts[-1] = parts[-1][:-1]
-            parts.append(line)
-            before = before[-2:-1] + line
-        else:
-            parts += [" ", line]
-            before = " " + line
-    return "".join(parts).strip()

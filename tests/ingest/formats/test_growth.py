@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ingest.formats import docx, eml, html, pdf, pptx, xlsx
+from ingest.formats import docx, eml, html, pptx, xlsx
 from ingest.formats.base import Parsed
+from ingest.formats.pdf_lines import flow
 from ragkv.errors import TooLarge
 from tests.ingest.formats import files, packages
 from tests.ingest.worst_files import slides_of_one_part, slides_without_parts
@@ -82,7 +83,7 @@ def test_a_part_that_is_named_again_is_read_once() -> None:
 
 def test_joining_lines_of_a_page_takes_time_in_proportion_to_them() -> None:
     small, large = "and so on\n" * 20_000, "and so on\n" * 80_000
-    assert seconds(lambda: pdf._flow(large)) < MOST * seconds(lambda: pdf._flow(small))
+    assert seconds(lambda: flow(large)) < MOST * seconds(lambda: flow(small))
 
 
 @pytest.mark.parametrize(
@@ -93,11 +94,11 @@ def test_joining_lines_of_a_page_takes_time_in_proportion_to_them() -> None:
         ("The ha-\nr-\nbour", "The harbour"),
         ("one\n\ntwo", "one\n\ntwo"),
         ("a-\nb", "ab"),
-        ("A-\nb", "A- b"),
+        ("A-\nb", "A-b"),
     ],
 )
 def test_lines_of_a_page_are_joined(page: str, joined: str) -> None:
-    assert pdf._flow(page) == joined
+    assert flow(page) == joined
 
 
 def test_elements_in_elements_without_end_are_refused() -> None:

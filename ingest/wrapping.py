@@ -1,0 +1,225 @@
+"""Lines that were broken to fit a width become paragraphs again: a break inside a sentence is white space.
+
+Poems, addresses, code, tables and lists keep their breaks. What a paragraph is, is seen from its lines:
+
+    a width that its lines fill        the first word of the next line had no room in this one
+    words that go on                   no end of a sentence, and the next line begins in lower case or with a digit
+    verse                              short lines of which each begins with a capital
+
+In Markdown a break is a space unless the author says otherwise, so there only the last counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+WIDE = 45
+"""Characters of the longest line from which on a paragraph is taken for text that was wrapped."""
+_NARROW = 25
+"""Characters of the longest line up to which lines that begin with a capital are names and the like."""
+VERSE = 60
+"""Most characters of a line of verse."""
+_FULL, _NEARLY = 0.98, 0.75
+_ENDS = ".!?:;…。！？"
+_PAUSES = _ENDS + ",—–"
+_CLOSERS = "\"'”’»)]*_"
+_OPENERS = "\"'“‘«(*_¿¡"
+_FENCE = re.compile(r" {0,3}(```|~~~|\$\$)")
+_ITEM = re.compile(r"\s{0,12}(?:[-*+•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)]|\[[ xX]\])\s+\S")
+_QUOTE = re.compile(r"(?:\s?>)++ ?")
+_KEY = re.compile(r"(?:[*_]{0,2})[A-ZÀ-Þ][^\W_][\w /&()-]{0,28}:(?:[*_]{0,2})(?:\s|$)")
+_APART = re.compile(r"\t|[^\s.!?:] {2,}\S|\S {3,}\S| \| |^\s{0,3}\||\|\s*$")
+"""What columns of a table have between them."""
+_ALONE = re.compile(
+    r"\s{0,3}(?:#{1,6}(?:\s|$)|[=*_~-]{3,}\s*$|(?:[-*_] ){2,}[-*_]\s*$|<[A-Za-z/!]|\[[^\]\n]{1,80}\]:|:\s|\.\.\s|@|\$ )"
+)
+"""Lines that belong to no paragraph: headings, rules, elements of HTML, definitions, commands."""
+_CODE = re.compile(r"[{};\\]\s*$|^\s*(?:def |class |import |from \w+ import|#include|return\b|if \(|for \(|//|/\*|\})")
+_SIGNATURE = ("--", "-- ")
+_WIDE_LETTERS = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
+
+
+def unwrapped(text: str, markdown: bool = False) -> str:
+    """Return a text with the lines of each paragraph in one. The time is linear in its length."""
+    if "\n" not in text.strip("\n"):
+        return text
+    out, paragraph = list[str](), list[str]()
+    for line, is_prose in _lines(text.split("\n"), markdown):
+        if not is_prose or (paragraph and _begins_anew(paragraph[-1], line, markdown)):
+            out += _joined(paragraph, markdown)
+            paragraph.clear()
+        if is_prose:
+            paragraph.append(line)
+        else:
+            out.append(line)
+    return "\n".join([*out, *_joined(paragraph, markdown)])
+
+
+def flowed(text: str, delete_spaces: bool = False) -> str:
+    """Return a message of format=flowed (RFC 3676): a line that ends in a space goes on in the next one.
+
+    delete_spaces: Whether that space is none of the text (`delsp=yes`).
+    """
+    lines = text.split("\n")
+    if not any(line.endswith(" ") and line not in _SIGNATURE for line in lines):
+        return unwrapped(text)
+    out, parts, depth = list[str](), list[str](), -1
+    for line in lines:
+        bare = line.lstrip(">")
+        quoted, bare = len(line) - len(bare), bare.removeprefix(" ")
+        goes_on = bare.endswith(" ") and bare not in _SIGNATURE
+        if parts and (quoted != depth or bare in _SIGNATURE):
+            out.append("".join(parts).rstrip())
+            parts = []
+        if not parts and quoted:
+            parts.append("> " * quoted)
+        parts.append(bare[:-1] if goes_on and delete_spaces else bare)
+        depth = quoted
+        if not goes_on:
+            out.append("".join(parts))
+            parts = []
+    return "\n".join([*out, "".join(parts)] if parts else out)
+
+
+def _lines(lines: Sequence[str], markdown: bool) -> Iterator[tuple[str, bool]]:
+    """Yield each line, and whether it is one of a paragraph."""
+    fence, start, before = "", _front_matter(lines) if markdown else 0, ""
+    listed = False
+    for at, line in enumerate(lines):
+        mark = _FENCE.match(line)
+        if at < start or fence or mark:
+            if mark and at >= start:
+                fence = "" if fence == mark[1] else fence or mark[1]
+            yield line, False
+        elif not markdown and line in _SIGNATURE and at:
+            yield from ((rest, False) for rest in lines[at:])
+            return
+        else:
+            bare = line.strip()
+            listed = bool(_ITEM.match(line)) or (listed and (not bare or line[:1].isspace()))
+            is_code = line.startswith(("    ", "\t")) and not before and not listed
+            is_prose = bool(bare) and not is_code and not _ALONE.match(line) and not _APART.search(line)
+            yield line, is_prose and (markdown or not _CODE.search(line))
+            before = bare if not is_code else ""
+
+
+def _front_matter(lines: Sequence[str]) -> int:
+    """Return how many lines at the start are metadata between two lines of dashes."""
+    if lines[0].rstrip() != "---":
+        return 0
+    return next((at + 1 for at in range(1, len(lines)) if lines[at].rstrip() == "---"), 0)
+
+
+def _begins_anew(before: str, line: str, markdown: bool) -> bool:
+    """Whether a line begins another paragraph than the one before it."""
+    if _ITEM.match(line) or _quote(line) != _quote(before):
+        return True
+    indent, above = _indent(line), _indent(before)
+    return not markdown and indent > above + 1 and not _ITEM.match(before)
+
+
+def _joined(lines: Sequence[str], markdown: bool) -> list[str]:
+    """Return the lines of a paragraph, joined where they go on."""
+    if len(lines) < 2:
+        return list(lines)
+    bare = [_bare(line) for line in lines]
+    width = max(map(_width, bare))
+    filled = sum(_fills(above, below, width) for above, below in pairwise(bare))
+    if _is_verse(bare, width, filled):
+        return list(lines)
+    parts, out = [lines[0].rstrip() if not _is_broken(lines[0], markdown) else lines[0]], list[str]()
+    for at in range(1, len(lines)):
+        kept = _is_broken(lines[at - 1], markdown) or not _goes_on(bare, at, width, filled, markdown)
+        ended = lines[at] if _is_broken(lines[at], markdown) else lines[at].rstrip()
+        if kept:
+            out.append("".join(parts))
+            parts = [ended]
+        else:
+            parts += [between(bare[at - 1], bare[at]), ended[len(lines[at]) - len(_unquoted(lines[at])) :]]
+    return [*out, "".join(parts)]
+
+
+def _goes_on(bare: Sequence[str], at: int, width: int, filled: int, markdown: bool) -> bool:
+    """Whether a line of a paragraph goes on in the next one, `bare[at]`."""
+    above, below = bare[at - 1], bare[at]
+    if _KEY.match(below) and (_KEY.match(above) or len(above) < _NEARLY * width):
+        return False
+    lower, ended = _is_lower(below), _ends(above)
+    if markdown:
+        return width >= WIDE or _ends(bare[-1]) or any(map(_is_lower, bare))
+    if width >= WIDE:
+        if _fills(above, below, width):
+            return True
+        return not ended and (lower or below[:1].isdigit() or _width(above) >= _NEARLY * width)
+    is_text = lower or below[:1].isdigit() or (width >= _NARROW and len(bare) > 2)
+    return is_text and not ended and _ends(bare[-1]) and filled >= 0.8 * (len(bare) - 1)
+
+
+def _is_verse(bare: Sequence[str], width: int, filled: int) -> bool:
+    """Whether lines are verse: short ones that begin with a capital each, though there is room for more."""
+    if width > VERSE or len(bare) < 3 or not all(map(_begins_line, bare)):
+        return False
+    paused = sum(line.rstrip(_CLOSERS)[-1:] in _PAUSES for line in bare)
+    return (len(bare) > 3 or 2 * paused >= len(bare)) and filled < 0.8 * (len(bare) - 1)
+
+
+def between(above: str, below: str) -> str:
+    """Return what stands between two lines of a text once they are one: a space, or nothing inside a word."""
+    last, first = above[-1:], below[:1]
+    if _WIDE_LETTERS.match(last) and _WIDE_LETTERS.match(first):
+        return ""
+    if last in "-‐‑" and above[-2:-1].isalnum() and first.isalnum():
+        return ""
+    return "" if last == "–" and above[-2:-1].isdigit() and first.isdigit() else " "
+
+
+def _fills(above: str, below: str, width: int) -> bool:
+    """Whether the first word of a line had no room in the line above."""
+    word = 1 if _WIDE_LETTERS.match(below) else below.find(" ")
+    return _width(above) + 1 + (_width(below) if word < 0 else word) > _FULL * width
+
+
+def _width(line: str) -> int:
+    """Return how many letters wide a line is. Chinese and Japanese ones are two wide."""
+    return len(line) if line.isascii() else len(line) + len(_WIDE_LETTERS.findall(line))
+
+
+def _is_broken(line: str, markdown: bool) -> bool:
+    """Whether the author says that a line ends here."""
+    return markdown and (line.endswith(("  ", "\\")) or line.rstrip().endswith(("<br>", "<br/>", "<br />")))
+
+
+def _bare(line: str) -> str:
+    return _unquoted(line).rstrip()
+
+
+def _unquoted(line: str) -> str:
+    """Return a line without the marks of a quotation and white space before it."""
+    quote = _quote(line)
+    return line[len(quote) :].lstrip()
+
+
+def _quote(line: str) -> str:
+    match = _QUOTE.match(line) if ">" in line[:8] else None
+    return match[0] if match else ""
+
+
+def _indent(line: str) -> int:
+    bare = line[len(_quote(line)) :]
+    return len(bare) - len(bare.lstrip())
+
+
+def _begins_line(line: str) -> bool:
+    """Whether a line begins as a sentence or a verse does."""
+    return line.lstrip(_OPENERS)[:1].isupper()
+
+
+def _is_lower(line: str) -> bool:
+    return line.lstrip(_OPENERS)[:1].islower()
+
+
+def _ends(line: str) -> bool:
+    """Whether a line ends as a sentence does."""
+    return line.rstrip(_CLOSERS)[-1:] in _ENDS

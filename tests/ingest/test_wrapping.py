@@ -1,0 +1,183 @@
+"""Lines that were broken to fit a width become paragraphs; what has breaks of its own keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ingest.formats import eml, pdf
+from ingest.formats.pdf_lines import flow
+from ingest.loader import parse
+from ingest.wrapping import flowed, unwrapped
+from tests.growth import grows_linearly
+from tests.ingest.formats.files import pdf as made_pdf
+from tests.ingest.formats.files import stream
+
+LIMIT = 100_000
+PROSE = (
+    "The harbour of Tarn was built by the famous engineer Ada Maria\nBrook of Lindmouth in the year 1889. It has served "
+    "the town for\nmore than a hundred years, and is still in use."
+)
+JOINED = PROSE.replace("\n", " ")
+POEM = (
+    "The sea is calm tonight.\nThe tide is full, the moon lies fair\nUpon the straits; on the French coast the light\n"
+    "Gleams and is gone; the cliffs of England stand,"
+)
+
+
+@pytest.mark.parametrize("markdown", [True, False])
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (PROSE, JOINED),
+        (f"{PROSE}\n\n{PROSE}\n", f"{JOINED}\n\n{JOINED}\n"),
+        ("The price of the bridge of Orrin was forty-eight and 48\n000 crowns in the end, not more.",
+         "The price of the bridge of Orrin was forty-eight and 48 000 crowns in the end, not more."),
+        ("> " + PROSE.replace("\n", "\n> ") + "\n\nI agree.", f"> {JOINED}\n\nI agree."),
+        ("- " + PROSE.replace("\n", "\n  ") + "\n- two\n- three", f"- {JOINED}\n- two\n- three"),
+        (f"1. {PROSE}\n2. two", f"1. {JOINED}\n2. two"),
+        ("This is one of the problems of the harbour that need a self-\nservice desk.",
+         "This is one of the problems of the harbour that need a self-service desk."),
+        ("港口由著名工程师建造这是一个很长的句子为了测试换行的处理方式是否正确\n成的文字。",
+         "港口由著名工程师建造这是一个很长的句子为了测试换行的处理方式是否正确成的文字。"),
+    ],
+)  # fmt: skip
+def test_lines_of_a_paragraph_are_joined(text: str, read: str, markdown: bool) -> None:
+    assert unwrapped(text, markdown) == read
+
+
+KEPT = {
+    "poem": POEM,
+    "address": "Ada Brook\n12 Harbour Street\nTarn",
+    "names": "Best regards\nVala Brook\nHarbour office",
+    "list": "- one\n- two\n* three\n1) four\n(a) five",
+    "boxes": "- [ ] one\n- [x] two",
+    "code": "Run it:\n\n    make all the things that there are to be made\n    make install\n\nThen wait.",
+    "fence": "```\nPRINT ALL THE LINES OF THIS FILE TO THE SCREEN OF\nthe machine\n```",
+    "bars": "| Name | Town |\n|---|---|\n| Vala | Orrin |",
+    "columns": "Name    Town    Pay\nVala    Orrin   10\nTimo    Lume    20",
+    "tabs": "Name\tTown\nVala\tOrrin",
+    "facts": "From: Ada\nTo: Ben\nDate: today",
+    "title": "Title of the document\n=====================\nText.",
+    "rule": "one\n\n---\n\ntwo",
+}
+
+
+@pytest.mark.parametrize("markdown", [True, False])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_has_breaks_of_its_own_keeps_them(name: str, markdown: bool) -> None:
+    assert unwrapped(KEPT[name], markdown) == KEPT[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("The price was 48\n000 crowns.\nNot more.", "The price was 48 000 crowns. Not more."),
+        ("Ada Maria\nBrook built it.", "Ada Maria Brook built it."),
+        ("one line that is longer than others  \nthe next\\\nline", None),
+        (f"---\ntitle: a\nlong: b\n---\n{PROSE}", f"---\ntitle: a\nlong: b\n---\n{JOINED}"),
+        (f"# Title\n{PROSE}\n## Next\n{PROSE}", f"# Title\n{JOINED}\n## Next\n{JOINED}"),
+        ("[a]: http://tarn.example\n[b]: http://orrin.example", None),
+        ("<div>\n<p>a\n</div>", None),
+        ("$$\nx\n= y\n$$", None),
+    ],
+)
+def test_a_break_of_markdown_is_a_space_unless_its_author_says_otherwise(text: str, read: str | None) -> None:
+    assert unwrapped(text, markdown=True) == (text if read is None else read)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "roses are red\nviolets are blue\nsugar is sweet\nand so are you",
+        "2026-01-02 12:00 started the crane\n2026-01-02 12:05 stopped the crane",
+        "int main(void) {\n    return 0;\n}",
+        "INTRODUCTION\nThe harbour of Tarn was built by the famous engineer Ada Maria.",
+        f"One line.\n-- \nVala Brook\n{PROSE}",
+        "apples\npears\nplums",
+    ],
+)
+def test_short_lines_of_plain_text_stay(text: str) -> None:
+    assert unwrapped(text) == text
+
+
+def test_files_are_read_without_their_wraps() -> None:
+    (document,) = parse(PROSE.encode(), "a.txt", LIMIT)
+    assert document.text == JOINED
+    (document,) = parse(f"Harbour\n=======\n\n{PROSE}".replace("\n", "\r\n").encode(), "a.md", LIMIT)
+    assert (document.title, document.text) == ("Harbour", f"Harbour\n=======\n\n{JOINED}")
+
+
+def message(text: str, more: str = "") -> str:
+    head = f"Subject: a\r\nContent-Type: text/plain; charset=utf-8{more}\r\n\r\n"
+    return eml.parse((head + text.replace("\n", "\r\n")).encode(), LIMIT).text.removeprefix("# a\n\n")
+
+
+def test_messages_are_read_without_their_wraps() -> None:
+    assert message(f"Hi Ben,\n\n{PROSE}\n\nBest regards\nVala") == f"Hi Ben,\n\n{JOINED}\n\nBest regards\nVala"
+    soft = "The crane \nlifts \nnine tons.\n> It \n> did.\n>> So?\nYes.\n-- \nVala \nBrook"
+    assert message(soft, "; format=flowed") == "The crane lifts nine tons.\n> It did.\n> > So?\nYes.\n--\nVala Brook"
+    assert message("kra \nne \nplus\n  stuffed", "; format=flowed; delsp=yes") == "krane plus\n stuffed".replace(
+        "e p", "ep"
+    )
+    assert message(PROSE, "; format=flowed") == JOINED
+
+
+LINES: dict[str, tuple[str, str]] = {
+    "figures": ("The weight of the crane is\n50 tons", "The weight of the crane is 50 tons"),
+    "a year": ("It was built in the year\n1889. It stands.", "It was built in the year 1889. It stands."),
+    "a name": (PROSE.replace("Brook of", "Brook of"), JOINED),
+    "a model": ("Model X\x02200 lifts.", "Model X-200 lifts."),
+    "two names": ("Anne\x02Marie leads.", "Anne-Marie leads."),
+    "prefix": ("The self\x02service desk", "The self-service desk"),
+    "syllables": ("The ware\x02house is big.", "The warehouse is big."),
+    "address": ("See http://a.org/long\x02name/page", "See http://a.org/long-name/page"),
+    "spelt elsewhere": ("A cross\x02beam. The cross-beam.", "A cross-beam. The cross-beam."),
+    "spelt as one": ("An e\x02mail. The email.", "An email. The email."),
+    "three parts": ("state-of\x02the-art", "state-of-the-art"),
+    "marked breaks": ("The ware‐\nhouse of gate\x02seven", "The warehouse of gate-seven"),
+    "numbers": ("from 2025-\n2026 and 1990–\n1995", "from 2025-2026 and 1990–1995"),
+    "minus": ("minus -\n5 degrees", "minus -5 degrees"),
+    "heading": ("Harbours of the north\nThe harbour of Tarn is old and the town is small.", ""),
+    "page number": ("the crane stands in the\n12", ""),
+    "list": ("the rules are as follows\n1. Wait\n2. Go", ""),
+    "rows": ("North of Tarn in all 1200 1300 1400 1500\nSouth of Tarn in all 1100 1000 1250 1300", ""),
+    "poem": (POEM, ""),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_of_a_page_are_joined_where_they_go_on(name: str) -> None:
+    page, read = LINES[name]
+    assert flow(page) == (read or page)
+
+
+def test_figures_above_and_below_the_line_of_a_page() -> None:
+    def shown(*runs: tuple[str, int, int]) -> str:
+        painted = " ".join(f"/F1 {size} Tf {rise} Ts ({text}) Tj" for text, size, rise in runs)
+        page = stream(f"BT 72 720 Td {painted} ET".encode())
+        return pdf.parse(made_pdf(page), LIMIT).text
+
+    assert shown(("holds 10", 12, 0), ("6", 8, 5), (" litres", 12, 0)) == "holds 10^6 litres"
+    assert shown(("10", 12, 0), ("-6", 8, 5), (" mol", 12, 0)) == "10^-6 mol"
+    assert shown(("H", 12, 0), ("2", 8, -3), ("O only", 12, 0)) == "H2O only"
+    assert shown(("in 1987", 12, 0), ("3", 8, 5), (".", 12, 0)) == "in 1987 [3]."
+    assert shown(("the year 1987 and 12", 12, 0)) == "the year 1987 and 12"
+    assert shown(("Room 12", 12, 0), ("34", 8, 0)) == "Room 1234"
+
+
+GROWING: dict[str, Callable[[int], str]] = {
+    "lines": lambda n: "and so on\n" * n,
+    "quotations": lambda n: ">" * n + "\n" + "> " * n,
+    "brackets": lambda n: "[" * n + "\n" + "a" * n,
+    "hyphens": lambda n: "a-\n" * n,
+    "paragraph": lambda n: f"{PROSE}\n" * n,
+    "signs": lambda n: "-" * n + " x\n" + "=" * n + "x\n",
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_the_time_grows_with_the_text(name: str) -> None:
+    for read in (unwrapped, flowed, flow, lambda text: unwrapped(text, markdown=True)):
+        assert grows_linearly(read, GROWING[name], 3000)
