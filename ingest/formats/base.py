@@ -106,14 +106,18 @@ class TextBlocks:
 
     def pause(self, verbatim: bool = False) -> None:
         """End the open block. Its white space becomes single spaces, unless `verbatim` keeps it."""
+        if not self._parts:
+            return
         whole = "".join(self._parts)
         self._parts.clear()
-        if verbatim:
+        if LINE not in whole and not verbatim:
+            text = " ".join(whole.split())
+        elif verbatim:
             text = "\n".join(line.rstrip() for line in whole.replace(LINE, "\n").split("\n")).strip("\n")
         else:
             text = "\n".join(" ".join(line.split()) for line in whole.split(LINE)).strip("\n")
         text = resolved(text)
-        if not text.strip():
+        if not text or text.isspace():
             return
         self._add(deque([TextBlock(self._mark, text, self.place)]))
         self._mark = ""
@@ -207,4 +211,6 @@ def _written(block: TextBlock) -> str:
     if block.mark.startswith("#"):
         return block.mark + block.text
     text = block.text if block.mark == "| " else block.mark + block.text
+    if "#" not in text and "```" not in text and "~~~" not in text:
+        return text
     return "\n".join(f"    {line}" for line in text.split("\n")) if _MARKED.search(text) else text

@@ -12,8 +12,6 @@ import codecs
 import re
 from collections.abc import Callable
 
-import webencodings
-
 from ingest.text import check_replacements, check_text
 from ragkv.errors import InvalidDocument
 
@@ -57,9 +55,6 @@ _NO_CHARACTERS |= {"raw_unicode_escape", "palmos", "x-user-defined"}
 _UKRAINIAN = str.maketrans("¢∂", "Ґґ")
 _RUSSIAN = str.maketrans("╝╬", "ўЎ")
 _EURO = str.maketrans("¤", "€")
-_ROWS_OF_EUC = re.compile(rb"\x8e[\xa1-\xdf]|\x8f[\xa1-\xfe]{2}|[\xa1-\xfe]{2}")
-_FOREIGN = re.compile(r"[^\W\d_][¡-©«¬®-±²³¶¸¹»-¿ˆ‰†‡‚„“”‹›•˜™][^\W\d_]|[a-zß-ÿ][Ÿ¿¡]|[À-ÖØ-öø-ÿŠšŒœŽžŸ]{4}")
-"""Signs inside a word, and accents on letter after letter, which no Western language has."""
 _FOREIGN_SHARE = 0.4
 
 
@@ -119,6 +114,10 @@ def decode_table(data: bytes) -> tuple[str, str]:
 def name_of(label: str) -> str:
     """Return the name of a character set in the standard, else Python's name of it; empty for an unknown label."""
     plain = label.strip().strip("\"'").lower()
+    if plain in ("utf-8", "utf8"):
+        return "utf-8"
+    import webencodings  # most files are UTF-8 and need no table
+
     for name in dict.fromkeys((plain, plain.replace("_", "-"), plain.replace("-", "_"))):
         bare = name.removeprefix("x-").removeprefix("x_")
         for form in (name, bare):
@@ -167,7 +166,9 @@ def _corrected(text: str, name: str) -> str:
 
 def _euc_of_windows(data: bytes) -> str:
     """Decode EUC-JP with the rows that Windows adds (`①`, `髙`), which Python's codec lacks."""
-    return _ROWS_OF_EUC.sub(_shifted, data).decode("cp932", errors="replace")
+    return re.sub(rb"\x8e[\xa1-\xdf]|\x8f[\xa1-\xfe]{2}|[\xa1-\xfe]{2}", _shifted, data).decode(
+        "cp932", errors="replace"
+    )
 
 
 def _shifted(match: re.Match[bytes]) -> bytes:
@@ -221,7 +222,14 @@ def _is_western(text: str) -> bool:
     """
     letters = sum(map(str.isalpha, text))
     foreign = letters - sum(map(str.isascii, filter(str.isalpha, text)))
-    return foreign <= _FOREIGN_SHARE * letters and "\ufffd" not in text and not _FOREIGN.search(text)
+    if foreign > _FOREIGN_SHARE * letters or "\ufffd" in text:
+        return False
+    # Signs inside a word, and accents on letter after letter, which no Western language has.
+    foreign_words = (
+        re.search(r"[^\W\d_][¡-©«¬®-±²³¶¸¹»-¿ˆ‰†‡‚„“”‹›•˜™][^\W\d_]", text),
+        re.search(r"[a-zß-ÿ][Ÿ¿¡]|[À-ÖØ-öø-ÿŠšŒœŽžŸ]{4}", text),
+    )
+    return not any(foreign_words)
 
 
 def _checked(text: str, name: str) -> str:

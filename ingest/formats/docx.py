@@ -19,15 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ingest.formats.formulas import OFFICE_VALUES, Formula
 from ingest.formats.numbering import span_of, written
 from ingest.formats.package import Package, PartHandler, open_package
 from ingest.formats.scripts import END, NOTE, SUB, SUP
 from ingest.formats.symbols import EMPTY, TICKED, sign, signs
 from ingest.formats.word_styles import PLAIN, Numbering, Style, Styles, is_on
 from ragkv.errors import InvalidDocument
+
+if TYPE_CHECKING:
+    from ingest.formats.formulas import Formula
 
 _UNSEEN = {"Fallback", "moveFrom", "del", "rt", "pPrChange", "rPrChange", "tblPrChange", "trPrChange", "tcPrChange"}
 """Elements that are skipped: a second copy of a drawing for older programs, text that was taken out or moved away, how
@@ -66,6 +69,12 @@ def _parse(package: Package, limit: int) -> Parsed:
     return Parsed(title, without_controls(body.blocks.joined()), {"format": "docx"})
 
 
+def _formula() -> Formula:
+    from ingest.formats.formulas import Formula  # most documents have none
+
+    return Formula()
+
+
 class _Body(PartHandler):
     """Writes the text of the document and of its notes into blocks."""
 
@@ -77,7 +86,7 @@ class _Body(PartHandler):
         self._unseen = self._formulas = 0
         self._text = self._raised = False
         self._box: bool | None = None
-        self._formula = Formula()
+        self._formula: Formula | None = None
         self._notes: dict[tuple[str, str], str] = {}
         self._note = ""
 
@@ -123,7 +132,7 @@ class _Body(PartHandler):
     def text(self, text: str) -> None:
         if not self._text or self._unseen:
             return
-        if self._formulas:
+        if self._formula is not None:
             self._formula.text(text)
         elif not self._run.is_hidden:
             self._write(signs(text, self._run.font or ""))
@@ -188,17 +197,22 @@ class _Body(PartHandler):
         if tag == "oMath":
             self._formulas += 1
             if self._formulas == 1:
-                self._formula = Formula()
+                self._formula = _formula()
                 return
         self._text = tag == "t"
-        self._formula.start(tag, attributes.get("val") if tag in OFFICE_VALUES else None)
+        if self._formula is not None:
+            self._formula.start_office(tag, attributes)
 
     def _end_formula(self, tag: str) -> None:
         self._formulas -= tag == "oMath"
+        if self._formula is None:
+            return
         if self._formulas:
             self._formula.end()
-        elif not self._run.is_hidden:
+            return
+        if not self._run.is_hidden:
             self.blocks.write_formula(self._formula.whole())
+        self._formula = None
 
     def _write(self, text: str) -> None:
         """Write the text of the run, with a mark before its first one where it is raised or lowered."""

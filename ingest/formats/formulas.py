@@ -6,14 +6,11 @@ A parser sends the elements as it meets them. Each element becomes text once it 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 DEEPEST = 32
 """Elements that lie in each other. Those inside are read as text in a row, so that no text is copied without end."""
-_ATOM = re.compile(r"[+\-−±]?(?:[\w.,∞′°%]+|[^\w\s])")
-_ALONE = re.compile(r"[\w.,]+")
 _HIGH = str.maketrans("0123456789n", "⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ")
 _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064\u200b")
 _BINARY = set("=≠<>≤≥≈≡→⇒⇔∈")
@@ -24,7 +21,7 @@ UNSEEN = {
 """Elements that are no part of what is shown."""
 
 
-OFFICE_VALUES = {"begChr", "endChr", "sepChr", "chr", "type"}
+_OFFICE_VALUES = {"begChr", "endChr", "sepChr", "chr", "type"}
 """Elements of Office whose value says something of the element around them."""
 
 
@@ -40,11 +37,11 @@ class Piece(NamedTuple):
     text: str
 
 
-@dataclass
 class _Element:
-    tag: str
-    pieces: list[Piece] = field(default_factory=list)
-    values: dict[str, str] = field(default_factory=dict)
+    def __init__(self, tag: str):
+        self.tag = tag
+        self.pieces: list[Piece] = []
+        self.values: dict[str, str] = {}
 
 
 class Formula:
@@ -66,6 +63,10 @@ class Formula:
                 for above in self._open[-2:-1]:
                     above.values.setdefault(tag, value)
             self._open.append(_Element(tag))
+
+    def start_office(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Begin an element of Office, which may say something of the element around it."""
+        self.start(tag, attributes.get("val") if tag in _OFFICE_VALUES else None)
 
     def set(self, name: str, value: str) -> None:
         """Say something of the open element."""
@@ -129,7 +130,7 @@ def _child(element: _Element, at: int, role: str = "") -> str:
 
 
 def _bracketed(text: str) -> str:
-    return text if _ATOM.fullmatch(text) or _is_bracketed(text) else f"({text})"
+    return text if re.fullmatch(r"[+\-−±]?(?:[\w.,∞′°%]+|[^\w\s])", text) or _is_bracketed(text) else f"({text})"
 
 
 def _is_bracketed(text: str) -> bool:
@@ -180,7 +181,7 @@ def _scripts(element: _Element) -> str:
 
 
 def _with_scripts(base: str, low: str, high: str) -> str:
-    shown = base if _ALONE.fullmatch(base) or len(base) < 2 else _bracketed(base)
+    shown = base if re.fullmatch(r"[\w.,]+", base) or len(base) < 2 else _bracketed(base)
     prime = high and not high.strip("′″‴'*")
     return shown + (f"_{_bracketed(low)}" if low else "") + (high if prime else f"^{_bracketed(high)}" if high else "")
 

@@ -18,17 +18,22 @@ paragraphs.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from ingest.formats import scripts
 from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ingest.formats.formulas import Formula
 from ingest.formats.numbering import NumberedList, span_of
 from ingest.formats.page_source import MOST_NESTED, decode, is_nested
-from ingest.formats.page_style import Attributes, StyleSheets
 from ragkv.errors import TooLarge
 
+if TYPE_CHECKING:
+    from ingest.formats.formulas import Formula
+    from ingest.formats.page_style import StyleSheets
+
+Attributes = Mapping[str, str | None]
 MAIN, BODY, AROUND = "main", "body", "around"
 MAIN_SHARE = 0.25
 """Share of the text outside `around` that `main` must hold for `body` to be left out."""
@@ -82,11 +87,12 @@ def parse_text(source: str, limit: int) -> Parsed:
         tree = LexborHTMLParser(source)
     except SelectolaxError:
         raise MemoryError from None  # any text is a page, so only memory can be missing
-    page = _Page(limit, StyleSheets(node.text() for node in tree.css("style")))
+    sheets = [node.text() for node in tree.css("style")]
+    page = _Page(limit, _hiding(sheets))
     if tree.body is not None:
         _walk(page, tree.body)
-        if not page.text().strip():  # scripts show what its style hides
-            page = _Page(limit, StyleSheets(()))
+        if sheets and not page.text().strip():  # scripts show what its style hides
+            page = _Page(limit, None)
             _walk(page, tree.body)
     titles = (node.text() for query in ("head title", "h1") for node in tree.css(query)[:1])
     title = next(filter(None, map(one_line, titles)), "")
@@ -98,7 +104,7 @@ def parse_text(source: str, limit: int) -> Parsed:
 class _Page:
     """Collects the blocks of a page, element by element."""
 
-    def __init__(self, limit: int, hiding: StyleSheets):
+    def __init__(self, limit: int, hiding: StyleSheets | None):
         self._blocks = TextBlocks(limit)
         self._hiding = hiding
         self._lists: list[NumberedList | None] = []
@@ -125,10 +131,10 @@ class _Page:
         self._path.append(blocks.place)
         self._marks.append("")
         attributes = node.attributes
-        if _unseen(tag, attributes) or self._hiding.hides(tag, attributes):
+        if _unseen(tag, attributes) or (self._hiding is not None and self._hiding.hides(tag, attributes)):
             return False
         if tag == "math":
-            self._formula = Formula()
+            self._formula = _formula()
             return True
         if tag not in _BLOCKS:
             self._enter_inline(node, tag, attributes)
@@ -224,6 +230,21 @@ class _Page:
         if main >= MAIN_SHARE * (main + body):
             return blocks.joined(BODY, AROUND)
         return blocks.joined(AROUND)
+
+
+def _hiding(sheets: list[str]) -> StyleSheets | None:
+    """Return what style sheets hide. Few pages that are saved have some, so the module is imported for them."""
+    if not any("none" in sheet or "hidden" in sheet for sheet in sheets):
+        return None
+    from ingest.formats.page_style import StyleSheets
+
+    return StyleSheets(sheets)
+
+
+def _formula() -> Formula:
+    from ingest.formats.formulas import Formula
+
+    return Formula()
 
 
 def _walk(page: _Page, body: LexborNode) -> None:

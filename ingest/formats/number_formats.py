@@ -12,10 +12,8 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
-from fractions import Fraction
 
 _PART = re.compile(
     r'"([^"]*+)"|\\(.)|_.|\*.|\[([^\[\]]*+)\]|([0#?]+)|(E[+-])|(general)|(am/pm|a/p)|([ymdhse]+)|(.)', re.I | re.S
@@ -59,7 +57,6 @@ _BUILT_IN = {
 }
 
 
-@dataclass
 class _Section:
     """A part of a format.
 
@@ -75,19 +72,14 @@ class _Section:
         has_text: Whether it is for text, too.
     """
 
-    kind: str = "text"
-    before: str = ""
-    behind: str = ""
-    whole: str = ""
-    decimals: str | None = None
-    exponent: str = ""
-    divisor: str = ""
-    places: list[str] = field(default_factory=list)
-    dates: str = ""
-    percents: int = 0
-    thousands: int = 0
-    condition: tuple[str, float] | None = None
-    has_text: bool = False
+    def __init__(self, kind: str = "text"):
+        self.kind = kind
+        self.before = self.behind = self.whole = self.exponent = self.divisor = self.dates = ""
+        self.decimals: str | None = None
+        self.places: list[str] = []
+        self.percents = self.thousands = 0
+        self.condition: tuple[str, float] | None = None
+        self.has_text = False
 
 
 def built_in(number: int) -> str:
@@ -290,6 +282,8 @@ def _placed(places: list[str], digits: str) -> str:
 
 def _fraction(section: _Section, value: Decimal) -> str:
     """Return a number as a whole number and a fraction: `1 1/2`."""
+    from fractions import Fraction  # few workbooks need it
+
     divisor = section.divisor
     if divisor.isdigit() and divisor.strip("0"):
         part = Fraction(round(value * int(divisor)), int(divisor))

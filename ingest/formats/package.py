@@ -74,10 +74,11 @@ class Package:
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
         parser.StartDoctypeDeclHandler = _refuse
-        parser.StartElementHandler = lambda tag, attributes: part.start(
-            _local(tag), {_local_attribute(key): value for key, value in attributes.items()}
+        tags, keys, start, end = _LocalTags(), _LocalKeys(), part.start, part.end
+        parser.StartElementHandler = lambda tag, attributes: start(
+            tags[tag], {keys[key]: value for key, value in attributes.items()} if attributes else attributes
         )
-        parser.EndElementHandler = lambda tag: part.end(_local(tag))
+        parser.EndElementHandler = lambda tag: end(tags[tag])
         parser.CharacterDataHandler = part.text
         for piece in self._pieces(name):
             parser.Parse(piece)
@@ -178,12 +179,21 @@ class _Properties(PartHandler):
             self.title += text
 
 
-def _local(name: str) -> str:
-    return name.rpartition(" ")[2]
+class _LocalTags(dict[str, str]):
+    """Local names of tags, of which a part has few."""
+
+    def __missing__(self, name: str) -> str:
+        local = self[name] = name.rpartition(" ")[2]
+        return local
 
 
-def _local_attribute(name: str) -> str:
-    return LINK if name.endswith("/relationships id") else _local(name)
+class _LocalKeys(_LocalTags):
+    """Local names of attributes."""
+
+    def __missing__(self, name: str) -> str:
+        if name.endswith("/relationships id"):
+            return LINK
+        return super().__missing__(name)
 
 
 def _refuse(*declared: Any) -> NoReturn:

@@ -17,8 +17,6 @@ MOST_RULES = 500
 """Most selectors that are read. Pages that scripts make have thousands."""
 _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 _SHOWN = re.compile(r"display\s*:\s*[a-z]|visibility\s*:\s*visible", re.IGNORECASE)
-_SELECTOR = re.compile(r"([a-z][a-z0-9]*)?((?:[.#][\w-]+)*)", re.IGNORECASE)
-_NAME = re.compile(r"([.#])([\w-]+)")
 
 
 class _Selector(NamedTuple):
@@ -46,7 +44,10 @@ class StyleSheets:
         """Whether the rules hide an element."""
         if not self._hidden:
             return False
-        classes = frozenset((attributes.get("class") or "").split())
+        named = attributes.get("class")
+        if not named and not attributes.get("id") and tag not in self._hidden:
+            return False
+        classes = frozenset((named or "").split())
         element = _Selector(tag, attributes.get("id") or "", classes)
         return _fits(self._hidden, element) and not _fits(self._shown, element)
 
@@ -89,8 +90,8 @@ def _without_comments(sheet: str) -> str:
 def _selectors(listed: str) -> Iterator[_Selector]:
     """Yield the selectors of a list that name one element."""
     for text in listed.split(","):
-        match = _SELECTOR.fullmatch(text.strip())
+        match = re.fullmatch(r"([a-z][a-z0-9]*)?((?:[.#][\w-]+)*)", text.strip(), re.IGNORECASE)
         if match is not None and match[0]:
-            names = _NAME.findall(match[2])
+            names = re.findall(r"([.#])([\w-]+)", match[2])
             ids = [name for sign, name in names if sign == "#"]
             yield _Selector((match[1] or "").lower(), ids[0] if ids else "", frozenset(n for s, n in names if s == "."))

@@ -90,7 +90,7 @@ def _painted(document: PdfDocument, count: int, room: TextRoom) -> _Pages:
     for number in range(1, count + 1):
         try:
             page = document[number - 1]
-            painted = with_scripts(page.get_textpage())
+            painted = with_scripts(page)
         except PdfiumError as error:
             pages.faults[number] = str(error)
             continue

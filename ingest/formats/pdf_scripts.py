@@ -9,15 +9,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from ctypes import c_float
 from typing import NamedTuple
 
-from pypdfium2 import PdfTextPage
-from pypdfium2.raw import FS_RECTF, FPDFText_GetCharIndexFromTextIndex, FPDFText_GetLooseCharBox
+from pypdfium2 import PdfPage, PdfTextPage
+from pypdfium2.raw import (
+    FPDF_PAGEOBJ_FORM,
+    FPDF_PAGEOBJ_TEXT,
+    FS_RECTF,
+    FPDFPage_CountObjects,
+    FPDFPage_GetObject,
+    FPDFPageObj_GetType,
+    FPDFText_GetCharIndexFromTextIndex,
+    FPDFText_GetFontSize,
+    FPDFText_GetLooseCharBox,
+    FPDFTextObj_GetFontSize,
+)
 
 from ingest.formats.scripts import END, SUB, SUP, resolved
 
 _SMALLER, _SHIFTED, _NEAR = 0.92, 0.1, 0.5
 """Height of a figure as a share of that before it, its shift, and its distance, as shares of that height."""
+_UNIT = 1.5
+"""Size of a font up to which it says nothing, for the page scales it."""
+MOST_OBJECTS = 500
+"""Objects of a page that are asked for their sizes before its letters are."""
 _SIGN = 2.0
 """The same for a sign, which may be of another font."""
 _FIGURES = re.compile(r"[0-9]+")
@@ -45,13 +61,16 @@ class _Script(NamedTuple):
     goes_on: bool
 
 
-def with_scripts(page: PdfTextPage) -> str:
+def with_scripts(page: PdfPage) -> str:
     """Return the text of a page, with marks of what is above or below the line resolved."""
-    text: str = page.get_text_bounded()
-    letters: str = page.get_text_range()
+    painted = page.get_textpage()
+    text: str = painted.get_text_bounded()
+    if not _has_sizes(page):
+        return text
+    letters: str = painted.get_text_range()
     if not letters.isascii() and len(letters.encode("utf-16-le", errors="replace")) != 2 * len(letters):
         return text  # places of letters are those of UTF-16
-    found = list(_scripts(page, letters))
+    found = list(_scripts(painted, letters))
     bare = letters.translate(_NO_LETTERS)
     if not found or bare != text.translate(_NO_LETTERS):
         return text
@@ -73,9 +92,25 @@ def with_scripts(page: PdfTextPage) -> str:
     return resolved("".join([*parts, text[done:]]))
 
 
+def _has_sizes(page: PdfPage) -> bool:
+    """Whether letters of several sizes may be on a page. Asking for its objects takes less than asking for letters."""
+    seen, size = 0.0, c_float()
+    for at in range(min(FPDFPage_CountObjects(page), MOST_OBJECTS)):
+        painted = FPDFPage_GetObject(page, at)
+        kind = FPDFPageObj_GetType(painted)
+        if kind == FPDF_PAGEOBJ_FORM:
+            return True
+        if kind == FPDF_PAGEOBJ_TEXT:
+            FPDFTextObj_GetFontSize(painted, size)
+            if size.value <= _UNIT or (seen and abs(size.value - seen) > 0.01 * seen):
+                return True
+            seen = size.value
+    return bool(FPDFPage_CountObjects(page) > MOST_OBJECTS)
+
+
 def _scripts(page: PdfTextPage, letters: str) -> Iterator[_Script]:
     """Yield the figures that are off the line."""
-    boxes = _Boxes(page)
+    boxes = _Boxes(page, letters)
     for match in _FIGURES.finditer(letters):
         start, end = match.span()
         before = _before(letters, start)
@@ -83,6 +118,8 @@ def _scripts(page: PdfTextPage, letters: str) -> Iterator[_Script]:
             if end - start == 1:
                 continue
             before = start
+        if boxes.are_alike(before, end - 1):
+            continue
         base, last = boxes.at(before), boxes.at(end - 1)
         mark = _mark(base, last)
         if not mark:
@@ -130,13 +167,22 @@ def _mark(base: _Box, box: _Box, most: float = _SMALLER) -> str:
 
 
 class _Boxes:
-    """The boxes of the letters of a page."""
+    """The boxes of the letters of a page, by their places in its text."""
 
-    def __init__(self, page: PdfTextPage):
+    def __init__(self, page: PdfTextPage, letters: str):
         self._page, self._rect = page.raw, FS_RECTF()
+        last = len(letters) - 1
+        self._is_plain = last < 0 or FPDFText_GetCharIndexFromTextIndex(self._page, last) == last
 
     def at(self, place: int) -> _Box:
-        """Return the box of a letter by its place in the text."""
         rect = self._rect
-        FPDFText_GetLooseCharBox(self._page, FPDFText_GetCharIndexFromTextIndex(self._page, place), rect)
+        FPDFText_GetLooseCharBox(self._page, self._index(place), rect)
         return _Box(rect.left, rect.bottom, rect.right, rect.top)
+
+    def are_alike(self, place: int, other: int) -> bool:
+        """Whether two letters are of one size, as far as their fonts say."""
+        size = FPDFText_GetFontSize(self._page, self._index(place))
+        return bool(size > _UNIT and size == FPDFText_GetFontSize(self._page, self._index(other)))
+
+    def _index(self, place: int) -> int:
+        return place if self._is_plain else int(FPDFText_GetCharIndexFromTextIndex(self._page, place))

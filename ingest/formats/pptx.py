@@ -11,14 +11,17 @@ pictures are left out, and so is text that is struck out.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ingest.formats.base import LINE, Parsed, TextBlocks, TextRoom, one_line, without_controls
-from ingest.formats.formulas import OFFICE_VALUES, Formula
 from ingest.formats.numbering import whole, written
 from ingest.formats.package import LINK, Package, PartHandler, open_package
 from ingest.formats.scripts import END, SUB, SUP
 from ingest.formats.symbols import is_symbols, signs
 from ragkv.errors import InvalidDocument
+
+if TYPE_CHECKING:
+    from ingest.formats.formulas import Formula
 
 _TITLES = {"title", "ctrTitle"}
 _AROUND = {"sldNum", "dt", "ftr", "hdr", "sldImg"}
@@ -77,6 +80,12 @@ def _notes(package: Package, slide: str, room: TextRoom, limit: int) -> str:
     return f"Notes: {text}" if text else ""
 
 
+def _formula() -> Formula:
+    from ingest.formats.formulas import Formula  # most documents have none
+
+    return Formula()
+
+
 class _Presentation(PartHandler):
     """Collects the relationships of the slides, in order."""
 
@@ -97,7 +106,8 @@ class _Slide(PartHandler):
         self._room = room
         self._kind, self._unseen, self._text = "", 0, False
         self._mark, self._struck, self._font = "", False, ""
-        self._formulas, self._formula = 0, Formula()
+        self._formulas = 0
+        self._formula: Formula | None = None
         self._level, self._numbers = 0, dict[int, tuple[str, int]]()
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
@@ -165,10 +175,11 @@ class _Slide(PartHandler):
         if tag == "oMath":
             self._formulas += 1
             if self._formulas == 1:
-                self._formula = Formula()
+                self._formula = _formula()
                 return
         self._text = tag == "t"
-        self._formula.start(tag, attributes.get("val") if tag in OFFICE_VALUES else None)
+        if self._formula is not None:
+            self._formula.start_office(tag, attributes)
 
     def _number(self, kind: str, start: int) -> str:
         """Return the mark of the next numbered paragraph of this level, such as `2. ` or `b) `."""
@@ -185,12 +196,13 @@ class _Slide(PartHandler):
             return
         if tag == "t":
             self._text = False
-        if self._formulas:
+        if self._formula is not None:
             self._formulas -= tag == "oMath"
             if self._formulas:
                 self._formula.end()
             else:
                 self.blocks.write_formula(self._room.take(self._formula.whole()))
+                self._formula = None
             return
         match tag:
             case "tr":
@@ -205,7 +217,7 @@ class _Slide(PartHandler):
     def text(self, text: str) -> None:
         if not self._text or self._unseen or self._kind in _AROUND:
             return
-        if self._formulas:
+        if self._formula is not None:
             self._formula.text(text)
         elif not self._struck:
             shown = signs(self._room.take(text), self._font)

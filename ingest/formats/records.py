@@ -120,10 +120,12 @@ class Records:
             return
         if cells == self._header:  # names that are printed on each page
             return
-        names, take = self._names, self._room.take
-        self.paragraphs.append(
-            "\n".join([take(f"{names.get(at) or f'column {at + 1}'}: {_lines(cell)}") for at, cell in cells.items()])
-        )
+        names = self._names
+        lines = [f"{names.get(at) or f'column {at + 1}'}: {cell}" for at, cell in cells.items()]
+        paragraph = "\n".join(lines)
+        if paragraph.count("\n") >= len(lines):  # cells have lines of their own
+            paragraph = _lines(paragraph)
+        self.paragraphs.append(self._room.take(paragraph))
         self.count += 1
 
 

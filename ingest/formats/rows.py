@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 ROW_CHARACTERS = 1000
@@ -29,7 +28,6 @@ class TextBlock(NamedTuple):
     place: str
 
 
-@dataclass
 class Cell:
     """A cell of a row.
 
@@ -40,10 +38,11 @@ class Cell:
         blocks: What it holds.
     """
 
-    columns: int = 1
-    rows: int = 1
-    like: str = ""
-    blocks: deque[TextBlock] = field(default_factory=deque)
+    __slots__ = ("blocks", "columns", "like", "rows")
+
+    def __init__(self, columns: int = 1, rows: int = 1):
+        self.columns, self.rows, self.like = columns, rows, ""
+        self.blocks: deque[TextBlock] = deque()
 
 
 class Table:
@@ -72,6 +71,8 @@ class Table:
     def _placed(self, cells: list[Cell], texts: list[str]) -> tuple[list[str], list[str | None]]:
         """Return the text of each column: as it is repeated, and only where it stands; None where a neighbour does."""
         whole, first, below = list[str](), list[str | None](), dict[int, tuple[int, str]]()
+        if not self._below and all(cell.columns == cell.rows == 1 and not cell.like for cell in cells):
+            return texts, [*texts]
         for cell, text in zip(cells, texts, strict=True):
             self._repeat(whole, first, below)
             at = len(whole)

@@ -14,26 +14,18 @@ SUP, SUB, NOTE, END = "\x0e", "\x0f", "\x10", "\x11"
 """Marks: what follows is raised, lowered, or the mark of a note; and where that ends. No text has these characters."""
 
 _MARK = re.compile("[\x0e-\x11]")
-_PARTS = re.compile("([\x0e-\x11])")
 _AROUND = 24
 """Most characters before a mark that are looked at."""
-_ATOM = re.compile(r"[+\-−–±]?(?:[\w.,′'’]+|[*†‡∗])[+\-−–±]?|[+\-−–±∞°]{1,2}")
-"""What needs no brackets behind `^` or `_`."""
 _ELEMENTS = set(
     "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb "
     "Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Nd Hf Ta W Re Os Ir Pt Au Hg Tl Pb Bi Th U Pu".split()
 )
-_FORMULA = re.compile(r"(?:(?:[A-Z][a-z]?|[()\[\]])\d{0,3})++")
-"""What looks like a chemical formula: `H`, `C6H`, `Fe2(SO4)`."""
-_SYMBOL = re.compile(r"[A-Z][a-z]?")
 _ENDINGS = {"st", "nd", "rd", "th", "er", "re", "ère", "e", "ème", "o", "a", "os", "as", "º", "ª", "me", "te", "ter"}
 _SIGNS = {"tm", "sm", "®", "©", "™", "℠"}
 _TITLES = {"me": "M", "mes": "M", "lle": "M", "lles": "M", "gr": "M", "r": "DM", "rs": "M", "o": "nN", "os": "nN"}
 """Endings of words that are written raised: `M` and `me`."""
 _NO_WORDS = set("sinh cosh tanh kmol acre mile foot inch yard metre meter feet miles yards inches".split())
 """Units and functions, which have exponents and no notes, as all short words may."""
-_NOTE = re.compile(r"[\[(]?(?:\d{1,3}|[a-z]|[*†‡§¶∗]{1,3})(?:\s?[,;–-]\s?(?:\d{1,3}|[a-z]))*[\])]?")
-_YEAR = re.compile(r"(?:1[5-9]|20)\d\d")
 _LOCKED = ".,;:!?…\"'”’»。、"
 """What ends a sentence or a part of it."""
 
@@ -42,7 +34,7 @@ def resolved(text: str) -> str:
     """Return a text without marks. One that has none is returned as it is."""
     if _MARK.search(text) is None:
         return text
-    parts = _PARTS.split(text)
+    parts = re.split("([\x0e-\x11])", text)
     written, at = _Line(parts[0]), 1
     while at < len(parts):
         mark, at = parts[at], at + 1
@@ -125,10 +117,17 @@ def _raised(inner: str, base: str, behind: str, note: bool) -> str:
         return inner
     if not base.strip() or last.isspace():  # the note itself, or a sign that stands alone
         space = "" if behind[:1].isspace() else " "
-        return f"[{inner.strip('[]')}]{space}" if _NOTE.fullmatch(inner) else inner
-    if note or (_NOTE.fullmatch(inner) and _is_marked(inner, base)):
+        return f"[{inner.strip('[]')}]{space}" if _is_note(inner) else inner
+    if note or (_is_note(inner) and _is_marked(inner, base)):
         return f" [{inner.strip('[]()')}]"
     return f"^{_bracketed(inner)}"
+
+
+def _is_note(text: str) -> bool:
+    """Whether a text could be the mark of a note: `4`, `[12]`, `2, 3`, `*`."""
+    return (
+        re.fullmatch(r"[\[(]?(?:\d{1,3}|[a-z]|[*†‡§¶∗]{1,3})(?:\s?[,;–-]\s?(?:\d{1,3}|[a-z]))*[\])]?", text) is not None
+    )
 
 
 def _is_ending(inner: str, base: str) -> bool:
@@ -145,14 +144,16 @@ def _is_marked(inner: str, base: str) -> bool:
         return base[-1:] in _LOCKED
     word = _last(base, str.isalnum)
     is_word = len(word) > 3 and word.isalpha() and word not in _NO_WORDS
-    return base[-1:] in _LOCKED or is_word or bool(_YEAR.fullmatch(word))
+    return base[-1:] in _LOCKED or is_word or bool(re.fullmatch(r"(?:1[5-9]|20)\d\d", word))
 
 
 def _is_formula(base: str) -> bool:
     """Whether a base ends in symbols of elements, so that a number below the line says how many atoms there are."""
     token = _last(base, lambda character: character.isalnum() or character in "()[]")
-    symbols = _SYMBOL.findall(token)
-    return bool(symbols and _FORMULA.fullmatch(token) and _ELEMENTS.issuperset(symbols))
+    symbols = re.findall(r"[A-Z][a-z]?", token)
+    return bool(
+        symbols and re.fullmatch(r"(?:(?:[A-Z][a-z]?|[()\[\]])\d{0,3})++", token) and _ELEMENTS.issuperset(symbols)
+    )
 
 
 def _last(base: str, inside: Callable[[str], bool]) -> str:
@@ -161,4 +162,4 @@ def _last(base: str, inside: Callable[[str], bool]) -> str:
 
 
 def _bracketed(inner: str) -> str:
-    return inner if _ATOM.fullmatch(inner) else f"({inner})"
+    return inner if re.fullmatch(r"[+\-−–±]?(?:[\w.,′'’]+|[*†‡∗])[+\-−–±]?|[+\-−–±∞°]{1,2}", inner) else f"({inner})"

@@ -158,6 +158,8 @@ class Values:
         if kind == "b":
             return "TRUE" if content == "1" else "FALSE"
         if kind == "n":
+            if shown is None and content.isdigit() and len(content) < 15 and content[0] != "0":
+                return content
             try:
                 number = float(content)
             except ValueError:
@@ -183,7 +185,7 @@ class Sheet(PartHandler):
         self._content: list[str] = []
         self._formula: list[str] | None = None
         self._rich = RichText()
-        self._narrow = bytearray(MOST_COLUMNS)
+        self._narrow, self._is_narrow = bytearray(MOST_COLUMNS), False
         self._flat = False
         self._merged: dict[int, list[tuple[int, int, int]]] = {}
 
@@ -204,6 +206,7 @@ class Sheet(PartHandler):
                 first, last = whole(attributes.get("min")), min(whole(attributes.get("max")), MOST_COLUMNS)
                 if 0 < first <= last:
                     self._narrow[first - 1 : last] = b"\1" * (last - first + 1)
+                    self._is_narrow = True
             case "sheetFormatPr":
                 self._flat = attributes.get("zeroHeight") in _ON
             case "mergeCell":
@@ -236,7 +239,7 @@ class Sheet(PartHandler):
         for number, hidden, cells in self._rows:
             repeated = self._repeat(number, cells, below) if self._merged else frozenset[int]()
             is_apart, last = number > last + 1 and last > 0, number
-            shown = {at: cell for at, cell in cells.items() if not self._narrow[at]}
+            shown = {at: cell for at, cell in cells.items() if not self._narrow[at]} if self._is_narrow else cells
             if shown and not hidden:
                 yield Row(shown, is_apart, repeated & shown.keys())
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
 
 from ingest.formats.numbering import whole, written
 from ingest.formats.package import PartHandler
+from ingest.formats.symbols import is_symbols
 
 LEVELS = frozenset("012345678")
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
@@ -17,8 +18,7 @@ _BULLET = "- "
 _NO_LIST = "0"
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """How a paragraph or a run is set; None where nothing is said of it.
 
     Attributes:
@@ -28,7 +28,7 @@ class Style:
         raised: `superscript` or `subscript`, else empty.
         struck: Whether it is struck out.
         vanished: Whether it is hidden.
-        font: The font.
+        font: The font, where it is one of signs.
     """
 
     heading: str | None = None
@@ -46,29 +46,29 @@ class Style:
 
     def over(self, upper: Style) -> Style:
         """Return this style with what another one says instead."""
-        said = {field.name: value for field in fields(Style) if (value := getattr(upper, field.name)) is not None}
-        return replace(self, **said) if said else self
+        return Style._make(own if other is None else other for own, other in zip(self, upper, strict=True))
 
     def told(self, tag: str, attributes: Mapping[str, str]) -> Style:
         """Return this style with what a property says."""
         value = attributes.get("val", "")
         match tag:
             case "outlineLvl" if value in LEVELS:
-                return replace(self, heading=heading(int(value) + 1))
+                return self._replace(heading=heading(int(value) + 1))
             case "numPr":
-                return replace(self, list=self.list or "")
+                return self._replace(list=self.list or "")
             case "numId":
-                return replace(self, list=value)
+                return self._replace(list=value)
             case "ilvl":
-                return replace(self, level=whole(value, 0))
+                return self._replace(level=whole(value, 0))
             case "vertAlign":
-                return replace(self, raised=value if value in ("superscript", "subscript") else "")
+                return self._replace(raised=value if value in ("superscript", "subscript") else "")
             case "strike" | "dstrike":
-                return replace(self, struck=is_on(attributes))
+                return self._replace(struck=is_on(attributes))
             case "vanish":
-                return replace(self, vanished=is_on(attributes))
+                return self._replace(vanished=is_on(attributes))
             case "rFonts":
-                return replace(self, font=attributes.get("ascii") or attributes.get("hAnsi") or self.font)
+                font = attributes.get("ascii") or attributes.get("hAnsi") or ""
+                return self._replace(font=font) if self.font or is_symbols(font) else self
         return self
 
 
@@ -101,9 +101,9 @@ class Styles(PartHandler):
         elif tag == "basedOn":
             self._bases[self._style] = value
         elif tag == "name" and (named := _HEADING.fullmatch(value)):
-            self._own[self._style] = replace(own, heading=heading(int(named[1])))
+            self._own[self._style] = own._replace(heading=heading(int(named[1])))
         elif tag == "name" and value.lower() == "title":
-            self._own[self._style] = replace(own, heading=heading(1))
+            self._own[self._style] = own._replace(heading=heading(1))
         elif self._style and not (tag == "outlineLvl" and own.heading):
             told = own.told(tag, attributes)
             if told is not own:
@@ -128,27 +128,25 @@ class Styles(PartHandler):
         return {name: style for name, style in done.items() if style != PLAIN}
 
 
-@dataclass
 class _Level:
     """A level of a list: its first number, how it is written, and the text around it (`%1.%2`)."""
 
-    start: int = 1
-    kind: str = "decimal"
-    text: str = "%1."
+    def __init__(self) -> None:
+        self.start, self.kind, self.text = 1, "decimal", "%1."
 
 
-@dataclass
 class _List:
-    levels: dict[int, _Level] = field(default_factory=dict)
-    counts: dict[int, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.levels: dict[int, _Level] = {}
+        self.counts: dict[int, int] = {}
 
 
-@dataclass
 class _Use:
     """A list of the document: the one that it continues, and the levels that begin anew."""
 
-    abstract: str = ""
-    starts: dict[int, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.abstract = ""
+        self.starts: dict[int, int] = {}
 
 
 class Numbering(PartHandler):

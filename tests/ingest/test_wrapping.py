@@ -16,8 +16,8 @@ from tests.ingest.formats.files import stream
 
 LIMIT = 100_000
 PROSE = (
-    "The harbour of Tarn was built by the famous engineer Ada Maria\nBrook of Lindmouth in the year 1889. It has served "
-    "the town for\nmore than a hundred years, and is still in use."
+    "The harbour of Tarn was built by the famous engineer Ada Maria\nBrook of Lindmouth in the year 1889. It has "
+    "served the town for\nmore than a hundred years, and is still in use."
 )
 JOINED = PROSE.replace("\n", " ")
 POEM = (
