@@ -13,10 +13,9 @@ from email.parser import BytesParser
 from email.policy import EmailPolicy
 from typing import Any, cast
 
-from ingest.formats import charsets, html, signed
+from ingest.formats import charsets, signed
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
 from ingest.formats.mail_headers import readable
-from ingest.formats.page_source import decode as decode_page
 from ingest.wrapping import flowed, unwrapped
 from ragkv.errors import InvalidDocument
 
@@ -144,7 +143,9 @@ def _text(part: EmailMessage, kind: str) -> str:
     data = _bytes_of(part)
     label = part.get_content_charset("")
     if kind == "text/html":
-        source = charsets.decode(data, label) if label else decode_page(data)
+        from ingest.formats import html  # messages of plain text start sooner without it
+
+        source = charsets.decode(data, label) if label else html.decode(data)
         return html.parse_text(source, max(len(data) * 4, 1)).text
     text = charsets.decode(data, label) if label else charsets.detect(data)
     text = signed.plain_of(text.replace("\r\n", "\n").replace("\r", "\n"))

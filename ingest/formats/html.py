@@ -54,6 +54,10 @@ _BLOCKS = {
     *("summary", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "ul"),
 }
 _HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
+_SHAPED = {"table", "tr", "td", "th", "ol", "ul", "menu", "li", "pre", *_HEADINGS}
+"""Blocks that are more than paragraphs."""
+_INLINE = {"a", "sup", "sub", "img", "input"}
+"""Elements inside of blocks that are more than their text."""
 _MAIN_TAGS, _MAIN_ROLES = {"main", "article"}, {"main", "article"}
 _AROUND_TAGS = {"nav", "search"}
 _AROUND_PAGE = {"header", "footer", "aside"}
@@ -109,8 +113,7 @@ class _Page:
         self._hiding = hiding
         self._lists: list[NumberedList | None] = []
         self._blocks.place = BODY
-        self._path: list[str] = []
-        self._marks: list[str] = []
+        self._path: list[tuple[str, str | None]] = []
         self._verbatim = self._notes = 0
         self._formula: Formula | None = None
 
@@ -128,23 +131,24 @@ class _Page:
             blocks.write(LINE)
         if tag.startswith("-"):
             return False
-        self._path.append(blocks.place)
-        self._marks.append("")
+        self._path.append((blocks.place, ""))
         attributes = node.attributes
         if _unseen(tag, attributes) or (self._hiding is not None and self._hiding.hides(tag, attributes)):
+            self._path[-1] = (blocks.place, None)
             return False
         if tag == "math":
             self._formula = _formula()
             return True
-        if tag not in _BLOCKS:
-            self._enter_inline(node, tag, attributes)
-        else:
+        is_block = tag in _BLOCKS
+        if is_block:
             blocks.pause(verbatim=self._verbatim > 0)
+        elif tag in _INLINE or "style" in attributes:
+            self._enter_inline(node, tag, attributes)
         place = _place(tag, attributes, blocks.place)
         if place != blocks.place:
             blocks.pause()
             blocks.place = place
-        if tag in _BLOCKS:
+        if tag in _SHAPED:
             self._enter_block(node, tag, attributes)
         return True
 
@@ -174,7 +178,7 @@ class _Page:
             if box := _BOXES.get((attributes.get("type") or "").strip().lower()):
                 blocks.write(box["checked" in attributes])
         elif not self._notes and (mark := _script(node, tag, attributes)):
-            self._marks[-1] = mark
+            self._path[-1] = (blocks.place, mark)
             self._notes += mark == scripts.NOTE
             blocks.write(mark)
 
@@ -204,12 +208,18 @@ class _Page:
                 return
             blocks.write_formula(self._formula.whole() or node.attributes.get("alttext") or "")
             self._formula = None
-        place = self._path.pop()
-        if mark := self._marks.pop():
+        place, mark = self._path.pop()
+        if mark:
             blocks.write(scripts.END)
             self._notes -= mark == scripts.NOTE
         if tag in _BLOCKS or place != blocks.place:
             blocks.pause(verbatim=self._verbatim > 0)
+        if tag in _SHAPED and mark is not None:
+            self._leave_block(tag)
+        blocks.place = place
+
+    def _leave_block(self, tag: str) -> None:
+        blocks = self._blocks
         if tag == "tr":
             blocks.close_row()
         elif tag == "table":
@@ -219,7 +229,6 @@ class _Page:
         if tag in _HEADINGS or tag == "li":
             blocks.mark("")
         self._verbatim -= tag == "pre"
-        blocks.place = place
 
     def text(self) -> str:
         """Return the text. What is left out is never nearly all of it."""

@@ -70,6 +70,7 @@ class _Section:
         percents, thousands: How often the number is taken times 100 and divided by 1000.
         condition: Which numbers it is for, if it says so.
         has_text: Whether it is for text, too.
+        is_simple: Whether its digits are nothing but a number of zeros.
     """
 
     def __init__(self, kind: str = "text"):
@@ -79,7 +80,7 @@ class _Section:
         self.places: list[str] = []
         self.percents = self.thousands = 0
         self.condition: tuple[str, float] | None = None
-        self.has_text = False
+        self.has_text = self.is_simple = False
 
 
 def built_in(number: int) -> str:
@@ -226,6 +227,8 @@ def _finish(section: _Section, words: str, digits: bool) -> None:
         section.behind = words
     if not any(section.places[1::2]):
         section.places = []
+    scaled = section.percents or section.thousands or section.exponent or section.divisor or section.places
+    section.is_simple = not scaled and section.whole.endswith("0") and not (section.decimals or "").strip("0")
 
 
 def _holds(condition: tuple[str, float], number: float) -> bool:
@@ -249,6 +252,8 @@ def _around(section: _Section, text: str, negative: bool) -> str:
 
 def _digits(section: _Section, number: float) -> str:
     """Return the digits of a number that is not negative."""
+    if section.is_simple and (plain := _plain(section, number)):
+        return plain
     value = Decimal(f"{number:.15g}") * 100**section.percents / 1000**section.thousands
     if section.divisor.strip("/"):
         return _fraction(section, value)
@@ -265,6 +270,19 @@ def _digits(section: _Section, number: float) -> str:
     else:
         whole = whole.lstrip("0").zfill(section.whole.count("0"))
     return f"{whole or ('0' if not part else '')}{'.' if part else ''}{part}"
+
+
+def _plain(section: _Section, number: float) -> str:
+    """Return the digits of a number of which none has to be rounded, in a format of nothing but zeros; else nothing."""
+    whole, _, part = f"{number:.15g}".partition(".")
+    zeros = len(section.decimals or "")
+    if len(part) > zeros or not (whole + part).isdigit() or len(whole) > 15:
+        return ""
+    return (
+        f"{whole.zfill(section.whole.count('0'))}.{part.ljust(zeros, '0')}"
+        if zeros
+        else whole.zfill(section.whole.count("0"))
+    )
 
 
 def _placed(places: list[str], digits: str) -> str:

@@ -19,6 +19,7 @@ BROKEN = "\x02"
 """What PDFium gives for a hyphen at the end of a line, whose halves it joins."""
 _ITEM = re.compile(r"(?:[-*•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)])\s")
 _WORDS = re.compile(r"[^\W\d_]+(?:[-‐‑][^\W\d_]+)*")
+_SPELT = re.compile(r"[\w-]{3,}")
 _BROKEN_WORD = re.compile(r"\b([^\W\d_]{1,40})‐\n([^\W\d_]{1,40})")
 _FIRST = re.compile(r"\S+")
 _NEEDS_MORE = set(
@@ -66,7 +67,7 @@ class Spelling:
         self.words = set[str]()
         self.marks_breaks = False
         for page in pages:
-            self.words.update(map(str.lower, _WORDS.findall(page)))
+            self.words.update(_SPELT.findall(page.lower()))
             if "‐\n" in page:
                 self.marks_breaks = True
                 self.words.update(f"{left}{right}".lower() for left, right in _BROKEN_WORD.findall(page))
@@ -101,7 +102,8 @@ class Spelling:
 def flow(page: str, spelling: Spelling | None = None) -> str:
     """Join the lines of a page where a sentence or a word goes on. spelling: of the document."""
     lines = [line.strip() for line in page.split("\n")]
-    spelling = spelling or Spelling((page,))
+    if spelling is None:
+        spelling = Spelling((page,) if BROKEN in page or any(map(_is_broken, lines)) else ())
     column = _Column(lines)
     parts, before = list[str](), ""
     for line in lines:
@@ -152,7 +154,7 @@ class _Column:
         first = below[:1]
         if first.islower():
             return above[-1] not in ".!?:"
-        if above[-1] in _ENDS or _is_row(above) or _is_row(below):
+        if above[-1] in _ENDS:
             return False
         word = above[above.rfind(" ") + 1 :]
         needs_more = word in _NEEDS_MORE and " " in above
@@ -160,13 +162,14 @@ class _Column:
             return True
         if below.isdigit() and word not in _STATING:  # the number of the page
             return False
-        if first.isdigit() and needs_more:
+        if first.isdigit() and needs_more and not _is_row(below):
             return True
         if not self._is_text or _ITEM.match(below) or not (first.isalnum() or first in "\"'“‘«(["):
             return False
         space = below.find(" ")
         is_full = len(above) + 1 + (len(below) if space < 0 else space) > _FULL * self._width
-        return (is_full and len(above) > 0.5 * self._width) or (needs_more and first.isupper())
+        goes_on = (is_full and len(above) > 0.5 * self._width) or (needs_more and first.isupper())
+        return goes_on and not _is_row(above) and not _is_row(below)
 
 
 def _is_broken(line: str) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from ingest.formats.base import TextRoom
 from ingest.formats.number_formats import NumberFormat, built_in
 from ingest.formats.package import PartHandler
 from ingest.formats.records import Row
@@ -176,8 +175,8 @@ class Values:
 class Sheet(PartHandler):
     """Collects the rows of a sheet."""
 
-    def __init__(self, values: Values, room: TextRoom):
-        self._values, self._room = values, room
+    def __init__(self, values: Values):
+        self._values = values
         self._rows: list[tuple[int, bool, dict[int, str]]] = []
         self._row: dict[int, str] = {}
         self._number, self._column, self._hidden, self._inside = 0, -1, False, ""
@@ -234,7 +233,7 @@ class Sheet(PartHandler):
             self._rich.text(text)
 
     def whole(self) -> Iterator[Row]:
-        """Yield the rows that can be seen, with merged cells repeated. Raises TooLarge."""
+        """Yield the rows that can be seen, with merged cells repeated."""
         below, last = dict[int, tuple[int, int, str]](), 0
         for number, hidden, cells in self._rows:
             repeated = self._repeat(number, cells, below) if self._merged else frozenset[int]()
@@ -263,7 +262,7 @@ class Sheet(PartHandler):
         if "\n" in value or "\r" in value:
             value = "\n".join(line.strip() for line in value.splitlines() if line.strip())
         if value := value.strip():
-            self._row[min(self._column, MOST_COLUMNS - 1)] = self._room.take(value)
+            self._row[min(self._column, MOST_COLUMNS - 1)] = value
 
     def _merge(self, reference: str) -> None:
         """Note a merged cell by its first row: (first column, last column, last row)."""
@@ -287,7 +286,7 @@ class Sheet(PartHandler):
             del below[column]
         for column, (_, first, text) in below.items():
             if column not in cells:
-                labels[column] = self._room.take(text)
+                labels[column] = text
                 if column > first:
                     repeated.add(column)
         if labels:

@@ -51,7 +51,7 @@ def _parse(package: Package, limit: int) -> Parsed:
     values = Values(strings.found, styles.whole(), workbook.epoch)
     texts, pages, length = list[str](), list[tuple[int, int]](), 0
     for number, (name, link) in enumerate(workbook.sheets, 1):
-        sheet = Sheet(values, room)
+        sheet = Sheet(values)
         if link in links and name is not None:
             package.read(links[link].target, sheet)
         records = Records(room)

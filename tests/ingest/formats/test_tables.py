@@ -50,6 +50,12 @@ def test_tables_in_tables_keep_to_themselves() -> None:
     assert page(f"<table><tr><td rowspan=2>a<td>{inner}<tr><td>b</table>") == "a | x | y x | z\na | b"
 
 
+def test_what_is_hidden_ends_nothing_around_it() -> None:
+    hidden = "<table hidden><tr><td>x</table><ol hidden><li>y</ol>"
+    assert page(f"<ol><li>a{hidden}<li>b</ol>") == "1. a\n2. b"
+    assert page(f"<table><tr><td rowspan=2>a<td>b{hidden}<tr hidden><td>z<tr><td>c</table>") == "a | b\na | c"
+
+
 def test_a_long_cell_that_spans_is_not_repeated() -> None:
     long = "word " * 150
     assert page(f"<table><tr><td colspan=3>{long}<td>b</table>") == f"{long.strip()} |  |  | b"
