@@ -17,7 +17,7 @@ from itertools import islice
 
 from ingest.formats.base import Parsed, TextRoom
 from ingest.formats.charsets import decode_table
-from ingest.formats.records import Records, Row, filled
+from ingest.formats.records import Records, SheetRow, filled
 from ragkv.errors import InvalidDocument
 
 DELIMITERS = ",;\t|"
@@ -66,7 +66,7 @@ def _delimiter(text: str) -> str:
     return best
 
 
-def _rows(text: str, delimiter: str) -> Iterator[Row]:
+def _rows(text: str, delimiter: str) -> Iterator[SheetRow]:
     """Yield the rows that are not empty, with stripped cells. Raises InvalidDocument."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line, is_apart = 1, False
@@ -79,5 +79,5 @@ def _rows(text: str, delimiter: str) -> Iterator[Row]:
             return
         line = reader.line_num + 1
         if cells := filled(map(str.strip, row)):
-            yield Row(cells, is_apart)
+            yield SheetRow(cells, is_apart)
         is_apart = not cells

@@ -143,9 +143,9 @@ def _text(part: EmailMessage, kind: str) -> str:
     data = _bytes_of(part)
     label = part.get_content_charset("")
     if kind == "text/html":
-        from ingest.formats import html  # messages of plain text start sooner without it
+        from ingest.formats import html, page_source  # messages of plain text start sooner without them
 
-        source = charsets.decode(data, label) if label else html.decode(data)
+        source = charsets.decode(data, label) if label else page_source.decode(data)
         return html.parse_text(source, max(len(data) * 4, 1)).text
     text = charsets.decode(data, label) if label else charsets.detect(data)
     text = signed.plain_of(text.replace("\r\n", "\n").replace("\r", "\n"))

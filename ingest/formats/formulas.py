@@ -25,7 +25,7 @@ _OFFICE_VALUES = {"begChr", "endChr", "sepChr", "chr", "type"}
 """Elements of Office whose value says something of the element around them."""
 
 
-class Piece(NamedTuple):
+class Term(NamedTuple):
     """A part of a formula.
 
     Attributes:
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 class _Element:
     def __init__(self, tag: str):
         self.tag = tag
-        self.pieces: list[Piece] = []
+        self.pieces: list[Term] = []
         self.values: dict[str, str] = {}
 
 
@@ -81,12 +81,12 @@ class Formula:
             self._flat -= 1
         elif len(self._open) > 1:
             element = self._open.pop()
-            self._open[-1].pieces.append(Piece(element.tag, _RULES.get(element.tag, _row)(element)))
+            self._open[-1].pieces.append(Term(element.tag, _RULES.get(element.tag, _row)(element)))
 
     def text(self, text: str) -> None:
         """Add text to the open element."""
         if not self._unseen and (shown := text.translate(_INVISIBLE).strip(" \t\n\r")):
-            self._open[-1].pieces.append(Piece("", shown))
+            self._open[-1].pieces.append(Term("", shown))
 
     def whole(self) -> str:
         """Return the formula."""
@@ -188,7 +188,7 @@ def _with_scripts(base: str, low: str, high: str) -> str:
 
 def _many_scripts(element: _Element) -> str:
     """Return a base with scripts on both sides (mmultiscripts)."""
-    pieces, before = list(element.pieces[1:]), list[Piece]()
+    pieces, before = list(element.pieces[1:]), list[Term]()
     for at, piece in enumerate(pieces):
         if piece.role == "mprescripts":
             pieces, before = pieces[:at], pieces[at + 1 :]
@@ -198,7 +198,7 @@ def _many_scripts(element: _Element) -> str:
     return (f"_{_bracketed(low)}" if low else "") + (f"^{_bracketed(high)}" if high else "") + shown
 
 
-def _pair(pieces: list[Piece]) -> tuple[str, str]:
+def _pair(pieces: list[Term]) -> tuple[str, str]:
     return pieces[0].text if pieces else "", pieces[1].text if len(pieces) > 1 else ""
 
 

@@ -65,7 +65,7 @@ class _Section:
         before, behind: Words around the number.
         whole, decimals, exponent, divisor: Its digits: placeholders before and behind the point, of the exponent, and
             below the line of a fraction.
-        places: Placeholders and the words between them, where there are such words.
+        blanks: Placeholders and the words between them, where there are such words.
         dates: The letters of a date or a time.
         percents, thousands: How often the number is taken times 100 and divided by 1000.
         condition: Which numbers it is for, if it says so.
@@ -77,7 +77,7 @@ class _Section:
         self.kind = kind
         self.before = self.behind = self.whole = self.exponent = self.divisor = self.dates = ""
         self.decimals: str | None = None
-        self.places: list[str] = []
+        self.blanks: list[str] = []
         self.percents = self.thousands = 0
         self.condition: tuple[str, float] | None = None
         self.has_text = self.is_simple = False
@@ -209,8 +209,8 @@ def _hold(section: _Section, holders: str, words: list[str], digits: bool) -> No
     elif section.decimals is not None:
         section.decimals += holders
     else:
-        section.places += [section.whole, "".join(words)] if not section.places else ["".join(words)]
-        section.places.append(holders)
+        section.blanks += [section.whole, "".join(words)] if not section.blanks else ["".join(words)]
+        section.blanks.append(holders)
         section.whole += holders
         words.clear()
         return
@@ -225,9 +225,9 @@ def _finish(section: _Section, words: str, digits: bool) -> None:
         section.before, section.kind = section.before + words, "text" if (section.before + words) else "hidden"
     else:
         section.behind = words
-    if not any(section.places[1::2]):
-        section.places = []
-    scaled = section.percents or section.thousands or section.exponent or section.divisor or section.places
+    if not any(section.blanks[1::2]):
+        section.blanks = []
+    scaled = section.percents or section.thousands or section.exponent or section.divisor or section.blanks
     section.is_simple = not scaled and section.whole.endswith("0") and not (section.decimals or "").strip("0")
 
 
@@ -265,8 +265,8 @@ def _digits(section: _Section, number: float) -> str:
     rounded = f"{value.quantize(Decimal(1).scaleb(-len(decimals)), ROUND_HALF_UP):f}"
     whole, _, part = rounded.partition(".")
     part = part[: decimals.count("0")] + part[decimals.count("0") :].rstrip("0")
-    if section.places:
-        whole = _placed(section.places, whole)
+    if section.blanks:
+        whole = _placed(section.blanks, whole)
     else:
         whole = whole.lstrip("0").zfill(section.whole.count("0"))
     return f"{whole or ('0' if not part else '')}{'.' if part else ''}{part}"
@@ -285,14 +285,14 @@ def _plain(section: _Section, number: float) -> str:
     )
 
 
-def _placed(places: list[str], digits: str) -> str:
+def _placed(blanks: list[str], digits: str) -> str:
     """Put digits into placeholders between which words stand, from the right: `000-0000`."""
     left, parts = digits.lstrip("0"), list[str]()
-    for at, place in enumerate(reversed(places)):
+    for at, place in enumerate(reversed(blanks)):
         if at % 2:
             parts.append(place)
             continue
-        taken = left if at == len(places) - 1 else left[len(left) - min(len(left), len(place)) :]
+        taken = left if at == len(blanks) - 1 else left[len(left) - min(len(left), len(place)) :]
         left = left[: len(left) - len(taken)]
         parts.append(taken.rjust(place.count("0"), "0") if place.count("0") else taken)
     return "".join(reversed(parts))
@@ -307,7 +307,7 @@ def _fraction(section: _Section, value: Decimal) -> str:
         part = Fraction(round(value * int(divisor)), int(divisor))
     else:
         part = Fraction(value).limit_denominator(10 ** min(len(divisor), 3) - 1)
-    whole, rest = divmod(part, 1) if section.places else (0, part)
+    whole, rest = divmod(part, 1) if section.blanks else (0, part)
     shown = f"{rest.numerator}/{rest.denominator}" if rest else ""
     return f"{whole if whole or not shown else ''} {shown}".strip()
 

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"[+-]?[.,\s]*+\d[\d.,\s]*+%?")
 _VALUE = re.compile(r"[+-]?[$€£¥]?\s?[\d.,][\d.,:/\s%-]*+(?:[^\W\d_]{1,4}|[$€£¥])?\.?")
 
 
-class Row(NamedTuple):
+class SheetRow(NamedTuple):
     """A row that is not empty.
 
     Attributes:
@@ -78,7 +78,7 @@ class Records:
         self._names: dict[int, str] | None = None
         self._header: Mapping[int, str] = {}
 
-    def write(self, rows: Iterator[Row]) -> None:
+    def write(self, rows: Iterator[SheetRow]) -> None:
         """Write all rows. Raises TooLarge."""
         ahead = deque(islice(rows, AHEAD))
         while ahead:
@@ -89,9 +89,9 @@ class Records:
                 self._write_row(ahead.popleft())
             ahead.extend(islice(rows, AHEAD - len(ahead)))
         if self._names and not self.count and not self._single:
-            self._write_title(Row(self._names))  # names of nothing
+            self._write_title(SheetRow(self._names))  # names of nothing
 
-    def _open_table(self, ahead: Sequence[Row]) -> int:
+    def _open_table(self, ahead: Sequence[SheetRow]) -> int:
         """Take the names of a table and write the titles above them. Returns how many rows that were."""
         first = self._names is None
         at = _first_header(ahead, self._single) if first else _next_header(ahead, self._names or {})
@@ -109,11 +109,11 @@ class Records:
         self._header = header.cells
         return taken
 
-    def _write_title(self, row: Row) -> None:
+    def _write_title(self, row: SheetRow) -> None:
         cells = (_lines(cell) for at, cell in row.cells.items() if at not in row.repeated)
         self.paragraphs.append(self._room.take(" | ".join(cells)))
 
-    def _write_row(self, row: Row) -> None:
+    def _write_row(self, row: SheetRow) -> None:
         cells = row.cells
         if self._names is None or (row.is_single and self._names and (row.repeated or _is_comment(cells))):
             self._write_title(row)
@@ -134,7 +134,7 @@ def _lines(cell: str) -> str:
     return "\n".join(line for line in cell.split("\n") if line.strip()) if "\n" in cell else cell
 
 
-def _first_header(ahead: Sequence[Row], single: bool) -> int | None:
+def _first_header(ahead: Sequence[SheetRow], single: bool) -> int | None:
     """Return which row names the columns of the first table; None where the rows name none."""
     for at, row in enumerate(ahead):
         following = ahead[at + 1] if at + 1 < len(ahead) else None
@@ -152,13 +152,13 @@ def _first_header(ahead: Sequence[Row], single: bool) -> int | None:
     return None
 
 
-def _is_names(ahead: Sequence[Row], at: int) -> bool:
+def _is_names(ahead: Sequence[SheetRow], at: int) -> bool:
     """Whether a row of several texts could name the columns of a row below it."""
     row = ahead[at]
     return len(row.cells) > 1 and _is_text(row) and at + 1 < len(ahead) and len(ahead[at + 1].cells) > 1
 
 
-def _is_title(row: Row, following: Row, alone: bool, more: bool) -> bool:
+def _is_title(row: SheetRow, following: SheetRow, alone: bool, more: bool) -> bool:
     """Whether a row is a title above the names of columns, and not these names themselves."""
     if not more or len(following.cells) < 2 or not _is_text(following) or 0 not in row.cells:
         return False
@@ -167,7 +167,7 @@ def _is_title(row: Row, following: Row, alone: bool, more: bool) -> bool:
     return len(row.cells) < TITLE_SHARE * len(following.cells)
 
 
-def _next_header(ahead: Sequence[Row], names: Mapping[int, str]) -> int | None:
+def _next_header(ahead: Sequence[SheetRow], names: Mapping[int, str]) -> int | None:
     """Return which row names the columns of a further table; None where the rows go on with the one above."""
     end = next((at for at in range(1, len(ahead)) if ahead[at].is_apart), len(ahead))
     for at in range(end - 1):
@@ -182,7 +182,7 @@ def _next_header(ahead: Sequence[Row], names: Mapping[int, str]) -> int | None:
     return None
 
 
-def _is_second(header: Row, below: Row) -> bool:
+def _is_second(header: SheetRow, below: SheetRow) -> bool:
     """Whether the names of columns go on in a second row: `Shift` above `day` and `night`."""
     if not _is_text(below) or len(below.cells) < 2:
         return False
@@ -205,11 +205,11 @@ def _combined(upper: Mapping[int, str], lower: Mapping[int, str]) -> dict[int, s
     return names
 
 
-def _names(row: Row) -> list[str]:
+def _names(row: SheetRow) -> list[str]:
     return column_names(list(row.cells.values()))
 
 
-def _is_text(row: Row) -> bool:
+def _is_text(row: SheetRow) -> bool:
     """Whether no cell of a row is a number or a date."""
     return not any(map(_VALUE.fullmatch, row.cells.values()))
 

@@ -74,8 +74,8 @@ def _inside(parts: list[str], at: int) -> tuple[str, int]:
 class _Line:
     """A text that is written from left to right."""
 
-    def __init__(self, begun: str):
-        self._parts, self._tail = [begun], begun[-_AROUND:]
+    def __init__(self, first: str):
+        self._parts, self._tail = [first], first[-_AROUND:]
         self._part_of_fraction = False
 
     def add(self, text: str) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ingest.formats.number_formats import NumberFormat, built_in
 from ingest.formats.package import PartHandler
-from ingest.formats.records import Row
+from ingest.formats.records import SheetRow
 from ingest.formats.scripts import END, SUB, SUP, resolved
 
 MOST_COLUMNS = 16_384
@@ -232,7 +232,7 @@ class Sheet(PartHandler):
         elif self._kind == "inlineStr":
             self._rich.text(text)
 
-    def whole(self) -> Iterator[Row]:
+    def whole(self) -> Iterator[SheetRow]:
         """Yield the rows that can be seen, with merged cells repeated."""
         below, last = dict[int, tuple[int, int, str]](), 0
         for number, hidden, cells in self._rows:
@@ -240,7 +240,7 @@ class Sheet(PartHandler):
             is_apart, last = number > last + 1 and last > 0, number
             shown = {at: cell for at, cell in cells.items() if not self._narrow[at]} if self._is_narrow else cells
             if shown and not hidden:
-                yield Row(shown, is_apart, repeated & shown.keys())
+                yield SheetRow(shown, is_apart, repeated & shown.keys())
 
     def _open_row(self, attributes: Mapping[str, str]) -> None:
         self._row, self._column = {}, -1

@@ -122,7 +122,7 @@ def _value(data: bytes, at: int) -> _Value:
 
 
 def _next(data: bytes, value: _Value) -> int:
-    """Return the offset behind an element. One without a length ends where as many have ended as have begun."""
+    """Return the offset behind an element. One without a length ends where as many ended as were opened."""
     if value.end is not None:
         return value.end
     at, depth = value.start, 1
