@@ -25,7 +25,7 @@ _OFFICE_VALUES = {"begChr", "endChr", "sepChr", "chr", "type"}
 """Elements of Office whose value says something of the element around them."""
 
 
-class Term(NamedTuple):
+class _Term(NamedTuple):
     """A part of a formula.
 
     Attributes:
@@ -40,7 +40,7 @@ class Term(NamedTuple):
 class _Element:
     def __init__(self, tag: str):
         self.tag = tag
-        self.pieces: list[Term] = []
+        self.pieces: list[_Term] = []
         self.values: dict[str, str] = {}
 
 
@@ -81,12 +81,12 @@ class Formula:
             self._flat -= 1
         elif len(self._open) > 1:
             element = self._open.pop()
-            self._open[-1].pieces.append(Term(element.tag, _RULES.get(element.tag, _row)(element)))
+            self._open[-1].pieces.append(_Term(element.tag, _RULES.get(element.tag, _row)(element)))
 
     def text(self, text: str) -> None:
         """Add text to the open element."""
         if not self._unseen and (shown := text.translate(_INVISIBLE).strip(" \t\n\r")):
-            self._open[-1].pieces.append(Term("", shown))
+            self._open[-1].pieces.append(_Term("", shown))
 
     def whole(self) -> str:
         """Return the formula."""
@@ -130,7 +130,8 @@ def _child(element: _Element, at: int, role: str = "") -> str:
 
 
 def _bracketed(text: str) -> str:
-    return text if re.fullmatch(r"[+\-−±]?(?:[\w.,∞′°%]+|[^\w\s])", text) or _is_bracketed(text) else f"({text})"
+    atom = re.fullmatch(r"[+\-−±]?(?:[\d.,]+|[^\W\d_]+|[^\w\s])[′'°%]?", text)
+    return text if atom or _is_bracketed(text) else f"({text})"
 
 
 def _is_bracketed(text: str) -> bool:
@@ -149,7 +150,8 @@ def _fraction(element: _Element) -> str:
     top, bottom = _child(element, 0, "num"), _child(element, 1, "den")
     if element.values.get("type") == "noBar":
         return f"({top} choose {bottom})"
-    return f"{_bracketed(top)}/{_bracketed(bottom)}"
+    below = bottom if re.fullmatch(r"[\d.,]+|[^\W\d_]+", bottom) else f"({bottom})"
+    return f"{_bracketed(top)}/{below}"
 
 
 def _root(element: _Element) -> str:
@@ -188,7 +190,7 @@ def _with_scripts(base: str, low: str, high: str) -> str:
 
 def _many_scripts(element: _Element) -> str:
     """Return a base with scripts on both sides (mmultiscripts)."""
-    pieces, before = list(element.pieces[1:]), list[Term]()
+    pieces, before = list(element.pieces[1:]), list[_Term]()
     for at, piece in enumerate(pieces):
         if piece.role == "mprescripts":
             pieces, before = pieces[:at], pieces[at + 1 :]
@@ -198,7 +200,7 @@ def _many_scripts(element: _Element) -> str:
     return (f"_{_bracketed(low)}" if low else "") + (f"^{_bracketed(high)}" if high else "") + shown
 
 
-def _pair(pieces: list[Term]) -> tuple[str, str]:
+def _pair(pieces: list[_Term]) -> tuple[str, str]:
     return pieces[0].text if pieces else "", pieces[1].text if len(pieces) > 1 else ""
 
 

@@ -67,6 +67,7 @@ class _Section:
             below the line of a fraction.
         blanks: Placeholders and the words between them, where there are such words.
         dates: The letters of a date or a time.
+        spans: Words and letters of a time in turn.
         percents, thousands: How often the number is taken times 100 and divided by 1000.
         condition: Which numbers it is for, if it says so.
         has_text: Whether it is for text, too.
@@ -78,6 +79,7 @@ class _Section:
         self.before = self.behind = self.whole = self.exponent = self.divisor = self.dates = ""
         self.decimals: str | None = None
         self.blanks: list[str] = []
+        self.spans: list[str] = []
         self.percents = self.thousands = 0
         self.condition: tuple[str, float] | None = None
         self.has_text = self.is_simple = False
@@ -98,7 +100,7 @@ class NumberFormat:
         """Return a number as it is shown, empty where it is not. epoch: the day 0 of the workbook."""
         if not self._sections:
             return f"{number:.15g}"
-        section, signed = self._section_of(number)
+        section = self._section_of(number)
         if section.kind == "hidden":
             return ""
         if section.kind in ("date", "elapsed"):
@@ -106,9 +108,15 @@ class NumberFormat:
         if section.kind == "text":
             return section.before if section.before.strip() or not section.has_text else f"{number:.15g}"
         text = f"{abs(number):.15g}" if section.kind == "general" else _digits(section, abs(number))
-        # A negative number keeps its sign, whatever brackets or colours show it, unless words do.
-        words = any(map(str.isalpha, section.before + section.behind)) and signed
-        return f"{'-' if number < 0 and not words and text.strip('0.,%') else ''}{_around(section, text, number < 0)}"
+        sign = "-" if number < 0 and text.strip("0.,%") and not self._says_so(section) else ""
+        return sign + _around(section, text, number < 0)
+
+    def _says_so(self, section: _Section) -> bool:
+        """Whether words say that a number is negative. Brackets and colours do not: then it keeps its sign."""
+        if len(self._sections) < 2 or section is not self._sections[1]:
+            return False
+        words, others = (side.before + side.behind for side in (section, self._sections[0]))
+        return any(map(str.isalpha, words)) and words != others and not any(sign in words for sign in "-(")
 
     def text(self, text: str) -> str:
         """Return a text as it is shown."""
@@ -119,21 +127,21 @@ class NumberFormat:
             return _with_text(self._sections[0], text)
         return text
 
-    def _section_of(self, number: float) -> tuple[_Section, bool]:
-        """Return the section of a number, and whether it is one for negative numbers alone."""
+    def _section_of(self, number: float) -> _Section:
+        """Return the section of a number."""
         sections = self._sections[:3]
         for at, section in enumerate(sections):
             if section.condition is None:
                 continue
             if _holds(section.condition, number):
-                return section, False
+                return section
             if at + 1 == len(sections):
-                return _Section("general"), False
+                return _Section("general")
         if sections[0].condition is not None:
-            return sections[-1], False
+            return sections[-1]
         if number < 0 and len(sections) > 1:
-            return sections[1], True
-        return sections[2 if number == 0 and len(sections) > 2 else 0], False
+            return sections[1]
+        return sections[2 if number == 0 and len(sections) > 2 else 0]
 
 
 def _split(code: str) -> Iterator[str]:
@@ -154,6 +162,9 @@ def _section(code: str) -> _Section:
         quoted, escaped, bracket, holders, exponent, general, noon, letters, other = match.groups()
         if bracket is not None:
             words.append(_bracket(section, bracket))
+            if section.dates and not section.spans:
+                section.spans = ["".join(words), section.dates]
+                words.clear()
         elif holders:
             _hold(section, holders, words, digits)
             digits = True
@@ -164,6 +175,7 @@ def _section(code: str) -> _Section:
         elif letters and not digits:
             section.kind = "elapsed" if section.kind == "elapsed" else "date"
             section.dates += letters.lower()
+            section.spans += ["".join(words), letters.lower()]
             words.clear()
         elif other == "." and digits and section.decimals is None:
             section.decimals = ""
@@ -241,12 +253,11 @@ def _with_text(section: _Section, text: str) -> str:
 
 
 def _around(section: _Section, text: str, negative: bool) -> str:
-    """Put the words of a format around a number."""
+    """Put the words of a format around a number. The sign and the brackets of a negative one are left out."""
     before, behind = section.before, section.behind
-    if negative and before.rstrip().endswith("(") and behind.lstrip().startswith(")"):
-        before, behind = before.rstrip()[:-1], behind.lstrip()[1:]
     if negative:
-        before = before.replace("-", "")
+        before = before.replace("-", "").replace("(", "")
+        behind = behind.replace(")", "")
     return f"{before}{text}{behind}".strip()
 
 
@@ -269,7 +280,9 @@ def _digits(section: _Section, number: float) -> str:
         whole = _placed(section.blanks, whole)
     else:
         whole = whole.lstrip("0").zfill(section.whole.count("0"))
-    return f"{whole or ('0' if not part else '')}{'.' if part else ''}{part}"
+    if not whole and not part and section.whole.strip("?"):
+        whole = "0"
+    return f"{whole}{'.' if part else ''}{part}"
 
 
 def _plain(section: _Section, number: float) -> str:
@@ -304,9 +317,10 @@ def _fraction(section: _Section, value: Decimal) -> str:
 
     divisor = section.divisor
     if divisor.isdigit() and divisor.strip("0"):
-        part = Fraction(round(value * int(divisor)), int(divisor))
-    else:
-        part = Fraction(value).limit_denominator(10 ** min(len(divisor), 3) - 1)
+        above, fixed = round(value * int(divisor)), int(divisor)
+        whole, above = divmod(above, fixed) if section.blanks else (0, above)
+        return f"{whole or ''} {above}/{fixed}".strip()
+    part = Fraction(value).limit_denominator(10 ** min(len(divisor), 3) - 1)
     whole, rest = divmod(part, 1) if section.blanks else (0, part)
     shown = f"{rest.numerator}/{rest.denominator}" if rest else ""
     return f"{whole if whole or not shown else ''} {shown}".strip()
@@ -316,7 +330,7 @@ def _moment(section: _Section, number: float, epoch: datetime) -> str:
     """Return a date, a time or both, or how long something took. Times are rounded to seconds."""
     dates = section.dates
     if section.kind == "elapsed":
-        return _elapsed(dates, number) + (f" {section.behind.strip()}" if section.behind.strip() else "")
+        return _elapsed(section, number)
     if not 0 <= number < _LATEST:
         return f"{number:.15g}"
     has_time = "h" in dates or "s" in dates
@@ -331,15 +345,13 @@ def _moment(section: _Section, number: float, epoch: datetime) -> str:
     return moment.strftime("%H:%M:%S" if "s" in dates or has_date else "%H:%M")
 
 
-def _elapsed(dates: str, number: float) -> str:
-    seconds = round(abs(number) * 86400)
-    sign = "-" if number < 0 and seconds else ""
-    minutes, rest = divmod(seconds, 60)
-    if dates.startswith("h"):
-        hours, minutes = divmod(minutes, 60)
-        shown = f"{hours:02}" if dates.startswith("hh") else str(hours)
-        shown += f":{minutes:02}" if "m" in dates else ""
-        return sign + shown + (f":{rest:02}" if "s" in dates else "")
-    if dates.startswith("m"):
-        return f"{sign}{minutes}" + (f":{rest:02}" if "s" in dates else "")
-    return f"{sign}{seconds}"
+def _elapsed(section: _Section, number: float) -> str:
+    """Return how long something took: `36:00`. The first letters count all of it, the others what is left."""
+    left = round(abs(number) * 86400)
+    parts, first = ["-" if number < 0 and left else ""], True
+    for words, letters in zip(section.spans[::2], section.spans[1::2], strict=True):
+        unit = {"h": 3600, "m": 60, "s": 1}.get(letters[0], 0)
+        count, left = divmod(left, unit) if unit else (0, left)
+        parts += [words, str(count).zfill(len(letters) if first else 2) if unit else ""]
+        first = False
+    return "".join([*parts, section.behind]).strip()

@@ -21,11 +21,15 @@ _ELEMENTS = set(
     "Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Nd Hf Ta W Re Os Ir Pt Au Hg Tl Pb Bi Th U Pu".split()
 )
 _ENDINGS = {"st", "nd", "rd", "th", "er", "re", "ère", "e", "ème", "o", "a", "os", "as", "º", "ª", "me", "te", "ter"}
-_SIGNS = {"tm", "sm", "®", "©", "™", "℠"}
+_SIGNS = {"tm", "sm", "®", "©", "™", "℠", "°"}
 _TITLES = {"me": "M", "mes": "M", "lle": "M", "lles": "M", "gr": "M", "r": "DM", "rs": "M", "o": "nN", "os": "nN"}
 """Endings of words that are written raised: `M` and `me`."""
-_NO_WORDS = set("sinh cosh tanh kmol acre mile foot inch yard metre meter feet miles yards inches".split())
-"""Units and functions, which have exponents and no notes, as all short words may."""
+_NO_WORDS = set(
+    "min sec mol kmol bar lux rad deg kpa mpa gpa kwh mwh gal ppm acre mile foot inch yard metre meter feet miles "
+    "yards inches sin cos tan cot log exp det dim ker max sinh cosh tanh".split()
+)
+"""Units and functions, which have exponents and no notes, as words of two letters may."""
+_PRIMES = "′″‴'"
 _LOCKED = ".,;:!?…\"'”’»。、"
 """What ends a sentence or a part of it."""
 
@@ -94,7 +98,10 @@ class _Line:
             self.add(f" {inner}" if base[-1:].isdigit() else inner)
             self._part_of_fraction = True
         else:
-            self.add(_raised(inner, base, behind, mark == NOTE))
+            raised = _raised(inner, base, behind, mark == NOTE)
+            if raised[0] == "^" and base.rstrip()[-2:] == "10":
+                self._parts[-1] = self._parts[-1].rstrip()
+            self.add(raised)
 
     def whole(self) -> str:
         return "".join(self._parts)
@@ -112,15 +119,25 @@ class _Line:
 
 def _raised(inner: str, base: str, behind: str, note: bool) -> str:
     """Return what is raised behind a base."""
-    last = base[-1:]
-    if inner.lower() in _SIGNS or (inner.isalpha() and _is_ending(inner.lower(), base)):
+    if inner in ("o", "°", "º") and base[-1:].isdigit() and behind[:1] in ("C", "F"):
+        return "°"
+    if inner.lower() in _SIGNS or not inner.strip(_PRIMES) or (inner.isalpha() and _is_ending(inner.lower(), base)):
         return inner
-    if not base.strip() or last.isspace():  # the note itself, or a sign that stands alone
-        space = "" if behind[:1].isspace() else " "
-        return f"[{inner.strip('[]')}]{space}" if _is_note(inner) else inner
+    if not base.strip() or base[-1:].isspace():
+        return _alone(inner, base, behind)
     if note or (_is_note(inner) and _is_marked(inner, base)):
         return f" [{inner.strip('[]()')}]"
     return f"^{_bracketed(inner)}"
+
+
+def _alone(inner: str, base: str, behind: str) -> str:
+    """Return what is raised and stands alone: an exponent after a space, a number of an isotope, or a note itself."""
+    if inner.isdigit() and any(behind[:size] in _ELEMENTS and not behind[size : size + 1].isalpha() for size in (1, 2)):
+        return f"^{inner}"
+    if base.rstrip()[-2:] == "10" and inner.lstrip("-−–").isdigit():
+        return f"^{inner}"
+    space = "" if behind[:1].isspace() else " "
+    return f"[{inner.strip('[]')}]{space}" if _is_note(inner) else inner
 
 
 def _is_note(text: str) -> bool:
@@ -131,7 +148,7 @@ def _is_note(text: str) -> bool:
 
 
 def _is_ending(inner: str, base: str) -> bool:
-    if base[-1:].isdigit():
+    if base[-1:].isdigit() or (inner.startswith(("e", "è")) and not _last(base, str.isalpha).strip("IVXLC")):
         return inner in _ENDINGS
     return inner in _TITLES and base[-1:] in _TITLES[inner] and not base[-2:-1].isalpha()
 
@@ -143,7 +160,7 @@ def _is_marked(inner: str, base: str) -> bool:
     if not inner[0].isdigit():
         return base[-1:] in _LOCKED
     word = _last(base, str.isalnum)
-    is_word = len(word) > 3 and word.isalpha() and word not in _NO_WORDS
+    is_word = word.isalpha() and (len(word) > 2 or "," in inner) and word.lower() not in _NO_WORDS
     return base[-1:] in _LOCKED or is_word or bool(re.fullmatch(r"(?:1[5-9]|20)\d\d", word))
 
 
@@ -162,4 +179,6 @@ def _last(base: str, inside: Callable[[str], bool]) -> str:
 
 
 def _bracketed(inner: str) -> str:
-    return inner if re.fullmatch(r"[+\-−–±]?(?:[\w.,′'’]+|[*†‡∗])[+\-−–±]?|[+\-−–±∞°]{1,2}", inner) else f"({inner})"
+    """Return what stands behind `^` or `_`: a number or a word, with its sign, needs no brackets."""
+    atom = re.fullmatch(r"[+\-−–±]?(?:[\d.,]+|[^\W\d_]+|[*†‡∗])['′’]?[+\-−–±]?|[+\-−–±∞]{1,2}", inner)
+    return inner if atom else f"({inner})"
