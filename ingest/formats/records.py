@@ -146,6 +146,9 @@ def _first_header(ahead: Sequence[SheetRow], single: bool) -> int | None:
             continue
         if not _names(row):
             return None
+        later = range(at + 1, len(ahead))
+        if following is not None and following.is_single and any(_is_names(ahead, place) for place in later):
+            continue
         if following is not None and _is_title(row, following, not at or row.is_apart, at + 2 < len(ahead)):
             continue
         return at
@@ -162,7 +165,7 @@ def _is_title(row: SheetRow, following: SheetRow, alone: bool, more: bool) -> bo
     """Whether a row is a title above the names of columns, and not these names themselves."""
     if not more or len(following.cells) < 2 or not _is_text(following) or 0 not in row.cells:
         return False
-    if following.is_apart and alone and row.cells.keys() != following.cells.keys():
+    if following.is_apart and alone and (row.cells.keys() != following.cells.keys() or not _is_text(row)):
         return True
     return len(row.cells) < TITLE_SHARE * len(following.cells)
 
