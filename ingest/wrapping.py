@@ -43,6 +43,7 @@ _SENTENCE = re.compile(r"(?![ivx]{2,4}[.)])[\"“‘]?(?:[^\W\d_]{2,}+(?:[ ,.;!?
 """How a line of plain sentences begins."""
 _HYPHENATED = re.compile(r"[-‐‑–]\n")
 _KEY_LENGTH = 32
+_INDENTS = ("    ", "\t")
 _SIGNATURE = ("--", "-- ")
 _WIDE_FROM, _WIDE_TO = "\u2e80", "\uff60"
 """First and last of the letters of Chinese and Japanese, which are two wide. Those of Korean lie between them."""
@@ -162,7 +163,9 @@ def _lines(lines: Sequence[str], markdown: bool) -> Iterator[tuple[str, bool]]:
         else:
             bare = line.strip()
             listed = bool(_ITEM.match(line)) or (listed and (not bare or line[:1].isspace()))
-            is_code = line.startswith(("    ", "\t")) and not before and not listed
+            is_code = line.startswith(_INDENTS) and not before and not listed
+            if is_code and not markdown:  # the first line of a paragraph may be indented
+                is_code = at + 1 == len(lines) or lines[at + 1].startswith(_INDENTS)
             is_prose = bool(bare) and not is_code and not _ALONE.match(line) and not _APART.search(line)
             yield line, is_prose and (markdown or not _is_code(line))
             before = bare if not is_code else ""
@@ -231,7 +234,7 @@ def _is_verse(bare: Sequence[str], width: int, filled: int) -> bool:
     if width > VERSE or len(bare) < 3 or not all(map(_begins_line, bare)):
         return False
     paused = sum(line.rstrip(_CLOSERS)[-1:] in _PAUSES for line in bare)
-    return (len(bare) > 3 or 2 * paused >= len(bare)) and filled < 0.8 * (len(bare) - 1)
+    return (len(bare) > 3 or 2 * paused >= len(bare)) and (width <= WIDE or filled < 0.8 * (len(bare) - 1))
 
 
 def between(above: str, below: str) -> str:

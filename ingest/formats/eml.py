@@ -129,7 +129,7 @@ class _Reader:
             self._write_part(part, attached)
 
     def _write(self, text: str) -> None:
-        if text := text.strip():
+        if text := text.rstrip().lstrip("\n"):  # a line that is indented begins with spaces
             self.blocks.append(self._room.take(text))
 
 

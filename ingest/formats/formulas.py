@@ -13,6 +13,7 @@ DEEPEST = 32
 """Elements that lie in each other. Those inside are read as text in a row, so that no text is copied without end."""
 _HIGH = str.maketrans("0123456789n", "⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ")
 _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064\u200b")
+_ACCENTS = {"acc": "\u0302", "bar": "\u0304"}
 _BINARY = set("=≠<>≤≥≈≡→⇒⇔∈")
 UNSEEN = {
     *("annotation", "annotation-xml", "mphantom", "phant", "ctrlPr", "rPr"),
@@ -244,7 +245,7 @@ def _before(element: _Element) -> str:
 
 
 def _accent(element: _Element) -> str:
-    return _child(element, 0, "e") + element.values.get("chr", "\u0302" if element.tag == "acc" else "")
+    return _child(element, 0, "e") + element.values.get("chr", _ACCENTS.get(element.tag, ""))
 
 
 def _shown_first(element: _Element) -> str:

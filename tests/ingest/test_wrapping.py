@@ -49,6 +49,7 @@ def test_lines_of_a_paragraph_are_joined(text: str, read: str, markdown: bool) -
 
 KEPT = {
     "poem": POEM,
+    "song": "Roses are red,\nViolets are blue,\nSugar is sweet,\nAnd so are you.",
     "address": "Ada Brook\n12 Harbour Street\nTarn",
     "names": "Best regards\nVala Brook\nHarbour office",
     "list": "- one\n- two\n* three\n1) four\n(a) five",
@@ -96,10 +97,15 @@ def test_a_break_of_markdown_is_a_space_unless_its_author_says_otherwise(text: s
         "INTRODUCTION\nThe harbour of Tarn was built by the famous engineer Ada Maria.",
         f"One line.\n-- \nVala Brook\n{PROSE}",
         "apples\npears\nplums",
+        "    It was a dark night.\n\n    Nobody was out.",
     ],
 )
 def test_short_lines_of_plain_text_stay(text: str) -> None:
     assert unwrapped(text) == text
+
+
+def test_the_first_line_of_a_paragraph_may_be_indented() -> None:
+    assert unwrapped(f"    {PROSE}\n\n    {PROSE}") == f"    {JOINED}\n\n    {JOINED}"
 
 
 def test_files_are_read_without_their_wraps() -> None:

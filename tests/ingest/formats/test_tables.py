@@ -200,6 +200,7 @@ def test_lines_that_look_like_headings_are_none(source: str) -> None:
 
 
 def test_lines_of_a_message_that_look_like_headings_are_none() -> None:
+    assert eml.parse(b"Subject: Crane\r\n\r\n# of units", LIMIT).text == "# Crane\n\n    # of units"
     text = eml.parse(b"Subject: Crane\r\n\r\nOrder\r\n# of units: 4\r\nok", LIMIT).text
     assert [heading for _, heading in headings(text)] == ["Crane"]
     assert "# of units: 4" in text
