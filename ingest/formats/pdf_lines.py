@@ -106,7 +106,7 @@ def flow(page: str, spelling: Spelling | None = None) -> str:
         spelling = Spelling((page,) if BROKEN in page or any(map(_is_broken, lines)) else ())
     column = _Column(lines)
     parts, before = list[str](), ""
-    for line in lines:
+    for at, line in enumerate(lines):
         if not before or not line:
             parts += ["\n", line]
         elif _is_broken(before):
@@ -114,7 +114,7 @@ def flow(page: str, spelling: Spelling | None = None) -> str:
             parts[-1] = parts[-1] if kept else parts[-1][:-1]
             parts.append(line)
             line = _token(before[:-1]) + ("-" if kept else "") + line
-        elif column.goes_on(before, line):
+        elif column.goes_on(before, line) and not _is_verse(lines[max(0, at - 2) : at + 2], at):
             parts += [_space(before, line), line]
         else:
             parts += ["\n", line]
@@ -170,6 +170,11 @@ class _Column:
         is_full = len(above) + 1 + (len(below) if space < 0 else space) > _FULL * self._width
         goes_on = (is_full and len(above) > 0.5 * self._width) or (needs_more and first.isupper())
         return goes_on and not _is_row(above) and not _is_row(below)
+
+
+def _is_verse(lines: Sequence[str], at: int) -> bool:
+    """Whether a line and those around it begin with a capital each, as few lines of sentences do."""
+    return at > 1 and all(line[:1].isupper() for line in lines if line)
 
 
 def _is_broken(line: str) -> bool:

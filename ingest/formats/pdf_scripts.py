@@ -34,6 +34,8 @@ _UNIT = 1.5
 """Size of a font up to which it says nothing, for the page scales it."""
 MOST_OBJECTS = 500
 """Objects of a page that are asked for their sizes before its letters are."""
+_SPACE = 0.15
+"""Distance of two letters from which on a space is between them, as a share of the height of a line."""
 _SIGN = 2.0
 """The same for a sign, which may be of another font."""
 _FIGURES = re.compile(r"[0-9]+")
@@ -53,12 +55,15 @@ class _Box(NamedTuple):
 
 
 class _Script(NamedTuple):
-    """Figures off the line: their first and last letter, what they are, and whether the text goes on in their line."""
+    """Figures off the line: their first and last letter, what they are, and what is between them and what goes on.
+
+    There is nothing that goes on in their line where `between` is None.
+    """
 
     start: int
     end: int
     mark: str
-    goes_on: bool
+    between: str | None
 
 
 def with_scripts(page: PdfPage) -> str:
@@ -85,9 +90,8 @@ def with_scripts(page: PdfPage) -> str:
         count += size
         parts += [text[done:start].rstrip("\r\n"), script.mark, letters[script.start : script.end], END]
         done = end
-        if script.goes_on and count < len(places):
-            gap = text[end : places[count]]
-            parts.append(" " if " " in gap else "")
+        if script.between is not None and count < len(places):
+            parts.append(" " if " " in text[end : places[count]] else script.between)
             done = places[count]
     return resolved("".join([*parts, text[done:]]))
 
@@ -114,6 +118,8 @@ def _scripts(page: PdfTextPage, letters: str) -> Iterator[_Script]:
     for match in _FIGURES.finditer(letters):
         start, end = match.span()
         before = _before(letters, start)
+        if before >= 0 and letters[before + 1] == "\r" and not boxes.are_near(before, start):
+            before = -1  # the figures begin a line
         if before < 0:
             if end - start == 1:
                 continue
@@ -131,7 +137,7 @@ def _scripts(page: PdfTextPage, letters: str) -> Iterator[_Script]:
         if first == start and letters[start - 1] in _SIGNS and _mark(base, boxes.at(start - 1), _SIGN) == mark:
             first -= 1
         if boxes.at(first).left - boxes.at(neighbour).right < _NEAR * base.height:
-            yield _Script(first, end, mark, _goes_on(boxes, letters, end, base, last))
+            yield _Script(first, end, mark, _between(boxes, letters, end, base, last))
 
 
 def _before(letters: str, start: int) -> int:
@@ -139,22 +145,24 @@ def _before(letters: str, start: int) -> int:
     at = start - 1
     if at >= 1 and letters[at] in _SIGNS:
         at -= 1
-    elif at >= 2 and letters[at - 1 : at + 1] == "\r\n":
+    if at >= 2 and letters[at - 1 : at + 1] == "\r\n":
         at -= 2
     return at if at >= 0 and not letters[at].isspace() and letters[at] not in "\x02\ufffe" else -1
 
 
-def _goes_on(boxes: _Boxes, letters: str, end: int, base: _Box, last: _Box) -> bool:
-    """Whether the line of a base goes on behind figures, though a break follows them."""
+def _between(boxes: _Boxes, letters: str, end: int, base: _Box, last: _Box) -> str | None:
+    """Return what stands behind figures where the line of their base goes on, though a break follows; else None."""
     if letters[end : end + 2] != "\r\n":
-        return False
+        return None
     at = end + 2
     while at < len(letters) and letters[at] == " ":
         at += 1
     if at >= len(letters) or letters[at].isspace():
-        return False
+        return None
     box = boxes.at(at)
-    return abs(box.bottom - base.bottom) < _SHIFTED * base.height and box.left > last.right - _NEAR * base.height
+    if abs(box.bottom - base.bottom) >= _SHIFTED * base.height or box.left <= last.right - _NEAR * base.height:
+        return None
+    return " " if box.left > last.right + _SPACE * base.height else ""
 
 
 def _mark(base: _Box, box: _Box, most: float = _SMALLER) -> str:
@@ -183,6 +191,11 @@ class _Boxes:
         """Whether two letters are of one size, as far as their fonts say."""
         size = FPDFText_GetFontSize(self._page, self._index(place))
         return bool(size > _UNIT and size == FPDFText_GetFontSize(self._page, self._index(other)))
+
+    def are_near(self, place: int, other: int) -> bool:
+        """Whether one letter follows another in a line, whatever their heights are."""
+        box, following = self.at(place), self.at(other)
+        return box.bottom < following.top and following.bottom < box.top and following.left > box.left
 
     def _index(self, place: int) -> int:
         return place if self._is_plain else int(FPDFText_GetCharIndexFromTextIndex(self._page, place))

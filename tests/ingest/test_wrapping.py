@@ -169,6 +169,7 @@ def test_figures_above_and_below_the_line_of_a_page() -> None:
     assert shown(("10", 12, 0), ("-6", 8, 5), (" mol", 12, 0)) == "10^-6 mol"
     assert shown(("H", 12, 0), ("2", 8, -3), ("O only", 12, 0)) == "H2O only"
     assert shown(("in 1987", 12, 0), ("3", 8, 5), (".", 12, 0)) == "in 1987 [3]."
+    assert shown(("in", 12, 0), (") Tj 0 -20 Td (1987", 12, 0), ("3", 8, 5), (".", 12, 0)) == "in\n1987 [3]."
     assert shown(("the year 1987 and 12", 12, 0)) == "the year 1987 and 12"
     assert shown(("Room 12", 12, 0), ("34", 8, 0)) == "Room 1234"
 
