@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+LONGEST = 65536
+"""Characters of lines that are held at once, unless they are code."""
 WIDE = 45
 """Characters of the longest line from which on a paragraph is taken for text that was wrapped."""
 _NARROW = 25
@@ -56,20 +58,36 @@ def unwrapped(text: str, markdown: bool = False) -> str:
     text, signature = (text, "") if markdown else _signed(text)
     if markdown and text.startswith("---"):
         return _unwrapped(text, markdown)
-    out, others, is_open = list[str](), list[str](), False
-    for block in text.split("\n\n"):
+    out, others, size, is_open = list[str](), list[str](), 0, False
+    for block, end in _blocks(text):
         plain = None if is_open else _plain(block, markdown)
         if plain is None:
+            others += [block, end]
+            size += len(block)
             is_open = _is_left_open(block, is_open)
-            others.append(block)
-            continue
-        if others:
-            out.append(_unwrapped("\n\n".join(others), markdown))
-            others.clear()
-        out.append(plain)
-    if others:
-        out.append(_unwrapped("\n\n".join(others), markdown))
-    return "\n\n".join(out) + signature
+        if others and (plain is not None or (size >= LONGEST and not is_open)):
+            out.append(_unwrapped("".join(others), markdown))
+            others, size = [], 0
+        if plain is not None:
+            out += [plain, end]
+    out.append(_unwrapped("".join(others), markdown))
+    return "".join(out) + signature
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yield what stands between empty lines, and what ends it. A long block is cut at the end of a line."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n\n", start, start + LONGEST)
+        after = end + 2
+        if end < 0:
+            end = text.find("\n", start + LONGEST - 2)
+            after = end + 1
+        if end < 0:
+            yield text[start:], ""
+            return
+        yield text[start:end], text[end:after]
+        start = after
 
 
 def _signed(text: str) -> tuple[str, str]:
@@ -112,6 +130,9 @@ def _is_left_open(block: str, is_open: bool) -> bool:
 
 
 def _unwrapped(text: str, markdown: bool) -> str:
+    """Unwrap a text line by line."""
+    if not text:
+        return ""
     out, paragraph = list[str](), list[str]()
     for line, is_prose in _lines(text.split("\n"), markdown):
         if not is_prose or (paragraph and _begins_anew(paragraph[-1], line, markdown)):

@@ -225,7 +225,7 @@ def test_a_large_text_is_loaded_with_bounded_memory(tmp_path: Path, root: Path) 
     command = [sys.executable, "-c", MEMORY, str(path)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, check=True)
     characters, kilobytes = map(int, done.stdout.split())
-    assert characters > 0.99 * size
+    assert characters > 0.97 * size  # its lines are joined
     assert kilobytes * 1024 < 6 * size
 
 
