@@ -339,7 +339,7 @@ def _moment(section: _Section, number: float, epoch: datetime) -> str:
         number += number >= 1
     moment = epoch + timedelta(seconds=round(number * 86400))
     if has_date and (number >= 1 or not has_time):
-        return moment.strftime("%Y-%m-%d" if moment.time() == epoch.time() else "%Y-%m-%d %H:%M:%S")
+        return moment.isoformat(" ") if moment.hour or moment.minute or moment.second else moment.date().isoformat()
     if "h" not in dates:
         return moment.strftime("%M:%S" if "m" in dates else "%S")
     return moment.strftime("%H:%M:%S" if "s" in dates or has_date else "%H:%M")

@@ -76,8 +76,7 @@ def with_scripts(page: PdfPage) -> str:
     if not letters.isascii() and len(letters.encode("utf-16-le", errors="replace")) != 2 * len(letters):
         return text  # places of letters are those of UTF-16
     found = list(_scripts(painted, letters))
-    bare = letters.translate(_NO_LETTERS)
-    if not found or bare != text.translate(_NO_LETTERS):
+    if not found or letters.translate(_NO_LETTERS) != text.translate(_NO_LETTERS):
         return text
     # Both texts have the same letters, and differ in the white space between them.
     places = [at for at, letter in enumerate(text) if letter not in " \t\r\n\xa0\x02\ufffe"]

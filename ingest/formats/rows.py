@@ -57,6 +57,10 @@ class Table:
         filled = sum(1 for cell in cells if cell.blocks)
         short = not _is_long(cell.blocks for cell in cells)
         texts = [_text(cell.blocks) if short else "" for cell in cells]
+        if not self._below and all(cell.columns == cell.rows == 1 and not cell.like for cell in cells):
+            self._above = texts
+            line = " | ".join(texts).rstrip(" |") if short and filled > 1 else ""
+            return (line if len(line) <= ROW_CHARACTERS else ""), 0
         whole, first = self._placed(cells, texts)
         labels = any(text and first[at] is None for at, text in enumerate(whole))
         self._above = whole
@@ -71,8 +75,6 @@ class Table:
     def _placed(self, cells: list[Cell], texts: list[str]) -> tuple[list[str], list[str | None]]:
         """Return the text of each column: as it is repeated, and only where it stands; None where a neighbour does."""
         whole, first, below = list[str](), list[str | None](), dict[int, tuple[int, str]]()
-        if not self._below and all(cell.columns == cell.rows == 1 and not cell.like for cell in cells):
-            return texts, [*texts]
         for cell, text in zip(cells, texts, strict=True):
             self._repeat(whole, first, below)
             at = len(whole)
@@ -102,8 +104,10 @@ class Table:
             first.append(None)
 
 
-def _text(blocks: Iterable[TextBlock]) -> str:
+def _text(blocks: deque[TextBlock]) -> str:
     """Return a cell in one line. Its list items keep their numbers."""
+    if len(blocks) == 1 and not blocks[0].mark:
+        return " ".join(blocks[0].text.split())
     return " ".join(
         (block.mark if block.mark.strip(" -|#").endswith((".", ")")) else "") + " ".join(block.text.split())
         for block in blocks

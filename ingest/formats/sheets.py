@@ -192,7 +192,11 @@ class Sheet(PartHandler):
         match tag:
             case "c":
                 self._column = _column(attributes.get("r", ""), self._column + 1)
-                self._kind, self._style = attributes.get("t", "n"), whole(attributes.get("s", "0"))
+                self._kind = attributes.get("t", "n")
+                try:
+                    self._style = int(attributes.get("s", 0))
+                except ValueError:
+                    self._style = -1
                 self._content.clear()
                 self._formula = None
             case "v":
