@@ -286,19 +286,39 @@ def _is_anchor(node: LexborNode | None) -> bool:
 def _script(node: LexborNode, tag: str, attributes: Attributes) -> str:
     """Return the mark of what is raised, lowered or the mark of a note; empty for any other element."""
     if tag == "a":
-        kinds = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
-        return scripts.NOTE if _NOTES.intersection(kinds) else ""
+        return scripts.NOTE if _is_note_link(node, attributes) else ""
     if tag == "sup":
         inner: LexborNode | None = node
         for _ in range(3):
             inner = inner.first_child if inner is not None else None
-            if _is_anchor(inner):
+            if _leads_into(inner):
                 return scripts.NOTE
-        return scripts.SUP
+        return scripts.NOTE if _leads_into(node.parent) else scripts.SUP
     if tag == "sub":
         return scripts.SUB
     raised = _RAISING.search(style) if (style := attributes.get("style")) else None
     return (scripts.SUP if raised[1].lower() == "super" else scripts.SUB) if raised else ""
+
+
+def _is_note_link(node: LexborNode, attributes: Attributes) -> bool:
+    """Whether a link is the mark of a note: it says so, or is a number right behind a word."""
+    kinds = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
+    if _NOTES.intersection(kinds):
+        return True
+    before, inner = node.prev, node.first_child
+    if "#" not in (attributes.get("href") or "") or before is None or before.tag != "-text":
+        return False
+    is_number = inner is not None and inner.tag == "-text" and (inner.text_content or "").strip("[]*†‡ ").isdigit()
+    return (
+        is_number
+        and not (before.text_content or " ")[-1:].isspace()
+        and (before.text_content or "")[-1:] not in "([-–/"
+    )
+
+
+def _leads_into(node: LexborNode | None) -> bool:
+    """Whether a node is a link to a place in a page."""
+    return node is not None and node.tag == "a" and "#" in (node.attributes.get("href") or "")
 
 
 def _unseen(tag: str, attributes: Attributes) -> bool:
