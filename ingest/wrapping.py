@@ -46,7 +46,8 @@ _SENTENCE = re.compile(r"(?![ivx]{2,4}[.)])[\"“‘]?(?:[^\W\d_]{2,}+(?:[ ,.;!?
 _HYPHENATED = re.compile(r"[-‐‑–]\n")
 _KEY_LENGTH = 32
 _INDENTS = ("    ", "\t")
-_SIGNATURE = ("--", "-- ")
+SIGNATURE = ("--", "-- ")
+"""Lines above the signature of a message."""
 _WIDE_FROM, _WIDE_TO = "\u2e80", "\uff60"
 """First and last of the letters of Chinese and Japanese, which are two wide. Those of Korean lie between them."""
 
@@ -92,7 +93,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 def _signed(text: str) -> tuple[str, str]:
     """Return a message, and its signature."""
-    at = min((at for mark in _SIGNATURE if (at := text.find(f"\n{mark}\n")) >= 0), default=len(text))
+    at = min((at for mark in SIGNATURE if (at := text.find(f"\n{mark}\n")) >= 0), default=len(text))
     return text[:at], text[at:]
 
 
@@ -143,32 +144,6 @@ def _unwrapped(text: str, markdown: bool) -> str:
         else:
             out.append(line)
     return "\n".join([*out, *_joined(paragraph, markdown)])
-
-
-def flowed(text: str, delete_spaces: bool = False) -> str:
-    """Return a message of format=flowed (RFC 3676): a line that ends in a space goes on in the next one.
-
-    delete_spaces: Whether that space is none of the text (`delsp=yes`).
-    """
-    lines = text.split("\n")
-    if not any(line.endswith(" ") and line not in _SIGNATURE for line in lines):
-        return unwrapped(text)
-    out, parts, depth = list[str](), list[str](), -1
-    for line in lines:
-        bare = line.lstrip(">")
-        quoted, bare = len(line) - len(bare), bare.removeprefix(" ")
-        goes_on = bare.endswith(" ") and bare not in _SIGNATURE
-        if parts and (quoted != depth or bare in _SIGNATURE):
-            out.append("".join(parts).rstrip())
-            parts = []
-        if not parts and quoted:
-            parts.append("> " * quoted)
-        parts.append(bare[:-1] if goes_on and delete_spaces else bare)
-        depth = quoted
-        if not goes_on:
-            out.append("".join(parts))
-            parts = []
-    return "\n".join([*out, "".join(parts)] if parts else out)
 
 
 def _lines(lines: Sequence[str], markdown: bool) -> Iterator[tuple[str, bool]]:

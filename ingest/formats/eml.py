@@ -15,8 +15,9 @@ from typing import Any, cast
 
 from ingest.formats import charsets, signed
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
+from ingest.formats.flowed import flowed
 from ingest.formats.mail_headers import readable
-from ingest.wrapping import flowed, unwrapped
+from ingest.wrapping import unwrapped
 from ragkv.errors import InvalidDocument
 
 HEADER_CHARACTERS = 32768

@@ -17,14 +17,13 @@ paragraphs.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from ingest.formats import scripts
 from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
+from ingest.formats.elements import AROUND, BLOCKS, BODY, MAIN, Attributes, is_anchor, is_unseen, place_of, script
 from ingest.formats.numbering import NumberedList, span_of
 from ingest.formats.page_source import MOST_NESTED, decode, is_nested
 from ragkv.errors import TooLarge
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from ingest.formats.formulas import Formula
     from ingest.formats.page_style import StyleSheets
 
-Attributes = Mapping[str, str | None]
-MAIN, BODY, AROUND = "main", "body", "around"
 MAIN_SHARE = 0.25
 """Share of the text outside `around` that `main` must hold for `body` to be left out."""
 LEAST_SHARE = 0.1
@@ -42,35 +39,13 @@ LEAST_SHARE = 0.1
 ANCHORS = {"¶", "§", "#"}
 """Texts of links that point from a heading to itself."""
 
-_UNSEEN = {
-    *("audio", "button", "canvas", "datalist", "embed", "head", "iframe", "map", "noscript", "object", "script"),
-    *("select", "style", "svg", "template", "textarea", "title", "video"),
-    *("s", "strike", "del", "rt", "rp", "rtc"),  # what was struck out; how words are pronounced
-}
-_BLOCKS = {
-    *("address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog", "div"),
-    *("dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6"),
-    *("header", "hgroup", "hr", "legend", "li", "main", "menu", "nav", "ol", "p", "pre", "search", "section"),
-    *("summary", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "ul"),
-}
 _HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 _SHAPED = {"table", "tr", "td", "th", "ol", "ul", "menu", "li", "pre", *_HEADINGS}
 """Blocks that are more than paragraphs."""
 _INLINE = {"a", "sup", "sub", "img", "input"}
 """Elements inside of blocks that are more than their text."""
-_MAIN_TAGS, _MAIN_ROLES = {"main", "article"}, {"main", "article"}
-_AROUND_TAGS = {"nav", "search"}
-_AROUND_PAGE = {"header", "footer", "aside"}
-"""Tags that are `around` the page. Inside `main` they are content: the head of an article, a note."""
-_AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
-_HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden|\bline-through\b)", re.IGNORECASE)
-_RAISING = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
-_NOTES = {"noteref", "doc-noteref"}
-"""Kinds of links that lead to a note."""
 _BOXES = {"checkbox": ("[ ] ", "[x] "), "radio": ("( ) ", "(x) ")}
 """What stands for a box that can be ticked: empty, and ticked."""
-_FORMULA_OF_SCRIPT = "mathml"
-"""Part of the class of a formula that scripts hide, for they draw a picture of it."""
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -124,7 +99,7 @@ class _Page:
             return self._enter_formula(self._formula, node, tag)
         if tag == "-text":
             text = node.text_content or ""
-            if text not in ANCHORS or not _is_anchor(node.parent):
+            if text not in ANCHORS or not is_anchor(node.parent):
                 blocks.write(text.replace("\n", LINE) if self._verbatim else text)
             return False
         if tag == "br":
@@ -133,18 +108,18 @@ class _Page:
             return False
         self._path.append((blocks.place, ""))
         attributes = node.attributes
-        if _unseen(tag, attributes) or (self._hiding is not None and self._hiding.hides(tag, attributes)):
+        if is_unseen(tag, attributes) or (self._hiding is not None and self._hiding.hides(tag, attributes)):
             self._path[-1] = (blocks.place, None)
             return False
         if tag == "math":
             self._formula = _formula()
             return True
-        is_block = tag in _BLOCKS
+        is_block = tag in BLOCKS
         if is_block:
             blocks.pause(verbatim=self._verbatim > 0)
         elif tag in _INLINE or "style" in attributes:
             self._enter_inline(node, tag, attributes)
-        place = _place(tag, attributes, blocks.place)
+        place = place_of(tag, attributes, blocks.place)
         if place != blocks.place:
             blocks.pause()
             blocks.place = place
@@ -177,7 +152,7 @@ class _Page:
         elif tag == "input":
             if box := _BOXES.get((attributes.get("type") or "").strip().lower()):
                 blocks.write(box["checked" in attributes])
-        elif not self._notes and (mark := _script(node, tag, attributes)):
+        elif not self._notes and (mark := script(node, tag, attributes)):
             self._path[-1] = (blocks.place, mark)
             self._notes += mark == scripts.NOTE
             blocks.write(mark)
@@ -212,7 +187,7 @@ class _Page:
         if mark:
             blocks.write(scripts.END)
             self._notes -= mark == scripts.NOTE
-        if tag in _BLOCKS or place != blocks.place:
+        if tag in BLOCKS or place != blocks.place:
             blocks.pause(verbatim=self._verbatim > 0)
         if tag in _SHAPED and mark is not None:
             self._leave_block(tag)
@@ -277,68 +252,3 @@ def _walk(page: _Page, body: LexborNode) -> None:
 
 def _items(listed: LexborNode) -> int:
     return sum(1 for child in listed.iter() if child.tag == "li")
-
-
-def _is_anchor(node: LexborNode | None) -> bool:
-    return node is not None and node.tag == "a" and (node.attributes.get("href") or "").startswith("#")
-
-
-def _script(node: LexborNode, tag: str, attributes: Attributes) -> str:
-    """Return the mark of what is raised, lowered or the mark of a note; empty for any other element."""
-    if tag == "a":
-        return scripts.NOTE if _is_note_link(node, attributes) else ""
-    if tag == "sup":
-        inner: LexborNode | None = node
-        for _ in range(3):
-            inner = inner.first_child if inner is not None else None
-            if _leads_into(inner):
-                return scripts.NOTE
-        return scripts.NOTE if _leads_into(node.parent) else scripts.SUP
-    if tag == "sub":
-        return scripts.SUB
-    raised = _RAISING.search(style) if (style := attributes.get("style")) else None
-    return (scripts.SUP if raised[1].lower() == "super" else scripts.SUB) if raised else ""
-
-
-def _is_note_link(node: LexborNode, attributes: Attributes) -> bool:
-    """Whether a link is the mark of a note: it says so, or is a number right behind a word."""
-    kinds = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
-    if _NOTES.intersection(kinds):
-        return True
-    before, inner = node.prev, node.first_child
-    if "#" not in (attributes.get("href") or "") or before is None or before.tag != "-text":
-        return False
-    is_number = inner is not None and inner.tag == "-text" and (inner.text_content or "").strip("[]*†‡ ").isdigit()
-    return (
-        is_number
-        and not (before.text_content or " ")[-1:].isspace()
-        and (before.text_content or "")[-1:] not in "([-–/"
-    )
-
-
-def _leads_into(node: LexborNode | None) -> bool:
-    """Whether a node is a link to a place in a page."""
-    return node is not None and node.tag == "a" and "#" in (node.attributes.get("href") or "")
-
-
-def _unseen(tag: str, attributes: Attributes) -> bool:
-    if _FORMULA_OF_SCRIPT in (attributes.get("class") or ""):
-        return False
-    return (
-        tag in _UNSEEN
-        or "hidden" in attributes
-        or (tag == "dialog" and "open" not in attributes)
-        # Icons and anchors. A page that was saved with an open dialog may have it on all other blocks.
-        or (attributes.get("aria-hidden") == "true" and tag not in _BLOCKS)
-        or _HIDING.search(attributes.get("style") or "") is not None
-    )
-
-
-def _place(tag: str, attributes: Attributes, outside: str) -> str:
-    """Return the place of an element, by its tag, its role and the place of its parent."""
-    role = (attributes.get("role") or "").strip().lower()
-    if outside == AROUND or tag in _AROUND_TAGS or role in _AROUND_ROLES:
-        return AROUND
-    if tag in _AROUND_PAGE and outside != MAIN:
-        return AROUND
-    return MAIN if tag in _MAIN_TAGS or role in _MAIN_ROLES else outside

@@ -9,16 +9,12 @@ Dates and times read in one order, whatever theirs is: 2019-05-03 13:30:00. Digi
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 
-_PART = re.compile(
-    r'"([^"]*+)"|\\(.)|_.|\*.|\[([^\[\]]*+)\]|([0#?]+)|(E[+-])|(general)|(am/pm|a/p)|([ymdhse]+)|(.)', re.I | re.S
-)
-_CONDITION = re.compile(r"(<=|>=|<>|<|>|=)\s*(-?[\d.]+)")
+from ingest.formats.number_sections import Section, read_section, split_format
+
 _COMPARED: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
@@ -27,7 +23,6 @@ _COMPARED: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
     "<>": operator.ne,
 }
-_ELAPSED = re.compile(r"h+|m+|s+", re.IGNORECASE)
 _LATEST = 2_958_466
 """First serial number behind the year 9999."""
 _LEAP = 60
@@ -57,34 +52,6 @@ _BUILT_IN = {
 }
 
 
-class _Section:
-    """A part of a format.
-
-    Attributes:
-        kind: `general`, `number`, `date`, `elapsed`, `text` (only words), or `hidden`.
-        before, behind: Words around the number.
-        whole, decimals, exponent, divisor: Its digits: placeholders before and behind the point, of the exponent, and
-            below the line of a fraction.
-        blanks: Placeholders and the words between them, where there are such words.
-        dates: The letters of a date or a time.
-        spans: Words and letters of a time in turn.
-        percents, thousands: How often the number is taken times 100 and divided by 1000.
-        condition: Which numbers it is for, if it says so.
-        has_text: Whether it is for text, too.
-        is_simple: Whether its digits are nothing but a number of zeros.
-    """
-
-    def __init__(self, kind: str = "text"):
-        self.kind = kind
-        self.before = self.behind = self.whole = self.exponent = self.divisor = self.dates = ""
-        self.decimals: str | None = None
-        self.blanks: list[str] = []
-        self.spans: list[str] = []
-        self.percents = self.thousands = 0
-        self.condition: tuple[str, float] | None = None
-        self.has_text = self.is_simple = False
-
-
 def built_in(number: int) -> str:
     """Return the format of a number below 164; empty for General."""
     return _BUILT_IN.get(number, "")
@@ -94,7 +61,7 @@ class NumberFormat:
     """A format of numbers."""
 
     def __init__(self, code: str):
-        self._sections = [_section(part) for part in _split(code[:_LONGEST])] if code else []
+        self._sections = [read_section(part) for part in split_format(code[:_LONGEST])] if code else []
 
     def shown(self, number: float, epoch: datetime) -> str:
         """Return a number as it is shown, empty where it is not. epoch: the day 0 of the workbook."""
@@ -111,7 +78,7 @@ class NumberFormat:
         sign = "-" if number < 0 and text.strip("0.,%") and not self._says_so(section) else ""
         return sign + _around(section, text, number < 0)
 
-    def _says_so(self, section: _Section) -> bool:
+    def _says_so(self, section: Section) -> bool:
         """Whether words say that a number is negative. Brackets and colours do not: then it keeps its sign."""
         if len(self._sections) < 2 or section is not self._sections[1]:
             return False
@@ -127,7 +94,7 @@ class NumberFormat:
             return _with_text(self._sections[0], text)
         return text
 
-    def _section_of(self, number: float) -> _Section:
+    def _section_of(self, number: float) -> Section:
         """Return the section of a number."""
         sections = self._sections[:3]
         for at, section in enumerate(sections):
@@ -136,7 +103,7 @@ class NumberFormat:
             if _holds(section.condition, number):
                 return section
             if at + 1 == len(sections):
-                return _Section("general")
+                return Section("general")
         if sections[0].condition is not None:
             return sections[-1]
         if number < 0 and len(sections) > 1:
@@ -144,115 +111,16 @@ class NumberFormat:
         return sections[2 if number == 0 and len(sections) > 2 else 0]
 
 
-def _split(code: str) -> Iterator[str]:
-    """Yield the sections of a format."""
-    start = 0
-    for match in _PART.finditer(code):
-        if match[0] == ";":
-            yield code[start : match.start()]
-            start = match.end()
-    yield code[start:]
-
-
-def _section(code: str) -> _Section:
-    if not code:
-        return _Section("hidden")
-    section, words, digits = _Section(), list[str](), False
-    for match in _PART.finditer(code):
-        quoted, escaped, bracket, holders, exponent, general, noon, letters, other = match.groups()
-        if bracket is not None:
-            words.append(_bracket(section, bracket))
-            if section.dates and not section.spans:
-                section.spans = ["".join(words), section.dates]
-                words.clear()
-        elif holders:
-            _hold(section, holders, words, digits)
-            digits = True
-        elif exponent:
-            section.exponent = "0"
-        elif general:
-            section.kind, section.before, words = "general", "".join(words), []
-        elif letters and not digits:
-            section.kind = "elapsed" if section.kind == "elapsed" else "date"
-            section.dates += letters.lower()
-            section.spans += ["".join(words), letters.lower()]
-            words.clear()
-        elif other == "." and digits and section.decimals is None:
-            section.decimals = ""
-        elif other == "," and digits:
-            section.thousands += 1
-        elif other == "%":
-            section.percents += 1
-            words.append("%")
-        elif other == "/" and digits:
-            section.divisor = "/"
-        elif other == "@":
-            section.has_text = True
-            section.before, words = "".join(words), []
-        else:
-            words.append(quoted or escaped or letters or (other if not noon else "") or "")
-    _finish(section, "".join(words), digits)
-    return section
-
-
-def _bracket(section: _Section, text: str) -> str:
-    """Take what brackets say, and return the sign of a currency."""
-    if _ELAPSED.fullmatch(text):
-        section.kind = "elapsed"
-        section.dates += text.lower()
-    elif condition := _CONDITION.fullmatch(text):
-        with suppress(ValueError):
-            section.condition = condition[1], float(condition[2])
-    return text[1:].partition("-")[0] if text.startswith("$") else ""
-
-
-def _hold(section: _Section, holders: str, words: list[str], digits: bool) -> None:
-    """Take placeholders of digits. words: those since the last ones, which are emptied."""
-    section.thousands = 0  # commas between digits group them
-    if section.kind in ("date", "elapsed"):
-        return
-    section.kind = "number"
-    if not digits:
-        section.before = "".join(words)
-    elif section.exponent:
-        section.exponent = holders
-    elif section.divisor:
-        section.divisor = holders
-    elif section.decimals is not None:
-        section.decimals += holders
-    else:
-        section.blanks += [section.whole, "".join(words)] if not section.blanks else ["".join(words)]
-        section.blanks.append(holders)
-        section.whole += holders
-        words.clear()
-        return
-    if not digits:
-        section.whole = holders
-    words.clear()
-
-
-def _finish(section: _Section, words: str, digits: bool) -> None:
-    """Take the words behind everything else."""
-    if section.kind == "text" and not section.has_text:
-        section.before, section.kind = section.before + words, "text" if (section.before + words) else "hidden"
-    else:
-        section.behind = words
-    if not any(section.blanks[1::2]):
-        section.blanks = []
-    scaled = section.percents or section.thousands or section.exponent or section.divisor or section.blanks
-    section.is_simple = not scaled and section.whole.endswith("0") and not (section.decimals or "").strip("0")
-
-
 def _holds(condition: tuple[str, float], number: float) -> bool:
     sign, limit = condition
     return _COMPARED[sign](number, limit)
 
 
-def _with_text(section: _Section, text: str) -> str:
+def _with_text(section: Section, text: str) -> str:
     return f"{section.before}{text}{section.behind}".strip() if section.has_text else text
 
 
-def _around(section: _Section, text: str, negative: bool) -> str:
+def _around(section: Section, text: str, negative: bool) -> str:
     """Put the words of a format around a number. The sign and the brackets of a negative one are left out."""
     before, behind = section.before, section.behind
     if negative:
@@ -261,7 +129,7 @@ def _around(section: _Section, text: str, negative: bool) -> str:
     return f"{before}{text}{behind}".strip()
 
 
-def _digits(section: _Section, number: float) -> str:
+def _digits(section: Section, number: float) -> str:
     """Return the digits of a number that is not negative."""
     if section.is_simple and (plain := _plain(section, number)):
         return plain
@@ -285,7 +153,7 @@ def _digits(section: _Section, number: float) -> str:
     return f"{whole}{'.' if part else ''}{part}"
 
 
-def _plain(section: _Section, number: float) -> str:
+def _plain(section: Section, number: float) -> str:
     """Return the digits of a number of which none has to be rounded, in a format of nothing but zeros; else nothing."""
     whole, _, part = f"{number:.15g}".partition(".")
     zeros = len(section.decimals or "")
@@ -311,7 +179,7 @@ def _placed(blanks: list[str], digits: str) -> str:
     return "".join(reversed(parts))
 
 
-def _fraction(section: _Section, value: Decimal) -> str:
+def _fraction(section: Section, value: Decimal) -> str:
     """Return a number as a whole number and a fraction: `1 1/2`."""
     from fractions import Fraction  # few workbooks need it
 
@@ -326,7 +194,7 @@ def _fraction(section: _Section, value: Decimal) -> str:
     return f"{whole if whole or not shown else ''} {shown}".strip()
 
 
-def _moment(section: _Section, number: float, epoch: datetime) -> str:
+def _moment(section: Section, number: float, epoch: datetime) -> str:
     """Return a date, a time or both, or how long something took. Times are rounded to seconds."""
     dates = section.dates
     if section.kind == "elapsed":
@@ -345,7 +213,7 @@ def _moment(section: _Section, number: float, epoch: datetime) -> str:
     return moment.strftime("%H:%M:%S" if "s" in dates or has_date else "%H:%M")
 
 
-def _elapsed(section: _Section, number: float) -> str:
+def _elapsed(section: Section, number: float) -> str:
     """Return how long something took: `36:00`. The first letters count all of it, the others what is left."""
     left = round(abs(number) * 86400)
     parts, first = ["-" if number < 0 and left else ""], True

@@ -9,127 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import NamedTuple
 
-from ingest.formats.number_formats import NumberFormat, built_in
+from ingest.formats.cell_styles import CellStyle, RichText, whole
 from ingest.formats.package import PartHandler
 from ingest.formats.records import SheetRow
-from ingest.formats.scripts import END, SUB, SUP, resolved
 
 MOST_COLUMNS = 16_384
 MOST_REPEATED = 64
 """Most columns in which a merged cell is repeated. A wider one is a title or a frame."""
 _CELL = re.compile(r"([A-Z]{1,3})([0-9]{1,7})")
-_SCRIPTS = {"superscript": SUP, "subscript": SUB}
 _NO_SIZE = 0.1
 """Width of a column, or height of a row, up to which nobody can see it."""
 _ON = ("1", "true")
-
-
-class RichText(PartHandler):
-    """Collects a text in runs: what is struck out is left out, and so are readings of Japanese words (rPh)."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._inside = self._phonetic = self._struck = self._properties = False
-        self._mark = ""
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        match tag:
-            case "t":
-                self._inside = not self._phonetic and not self._struck
-            case "r":
-                self._struck, self._mark = False, ""
-            case "strike":
-                self._struck = attributes.get("val", "1") not in ("0", "false")
-            case "vertAlign":
-                self._mark = _SCRIPTS.get(attributes.get("val", ""), "")
-            case "rPh":
-                self._phonetic = True
-
-    def end(self, tag: str) -> None:
-        match tag:
-            case "t":
-                self._inside = False
-            case "r":
-                self._struck, self._mark = False, ""
-            case "rPh":
-                self._phonetic = False
-
-    def text(self, text: str) -> None:
-        if self._inside:
-            self._parts.append(f"{self._mark}{text}{END}" if self._mark else text)
-
-    def whole(self) -> str:
-        """Return the text, and begin the next one."""
-        text = resolved("".join(self._parts))
-        self._parts.clear()
-        return text
-
-
-class Strings(RichText):
-    """Collects the shared texts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def end(self, tag: str) -> None:
-        if tag == "si":
-            self.found.append(self.whole())
-        else:
-            super().end(tag)
-
-
-class CellStyle(NamedTuple):
-    """How a cell is shown.
-
-    Attributes:
-        format: How it shows its number.
-        is_struck: Whether it is struck out.
-    """
-
-    format: NumberFormat
-    is_struck: bool
-
-
-class CellStyles(PartHandler):
-    """Collects the styles of cells (styles.xml)."""
-
-    def __init__(self) -> None:
-        self._codes: dict[int, str] = {}
-        self._cells: list[tuple[int, int]] = []
-        self._struck: list[bool] = []
-        self._inside = ""
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        match tag:
-            case "numFmt":
-                self._codes[whole(attributes.get("numFmtId"))] = attributes.get("formatCode", "")
-            case "cellXfs" | "fonts":
-                self._inside = tag
-            case "font" if self._inside == "fonts":
-                self._struck.append(False)
-            case "strike" if self._inside == "fonts" and self._struck:
-                self._struck[-1] = attributes.get("val", "1") not in ("0", "false")
-            case "xf" if self._inside == "cellXfs":
-                self._cells.append((whole(attributes.get("numFmtId")), whole(attributes.get("fontId"))))
-
-    def end(self, tag: str) -> None:
-        if tag == self._inside:
-            self._inside = ""
-
-    def whole(self) -> list[CellStyle | None]:
-        """Return each style; None for one that shows its value as it is."""
-        formats = dict[int, NumberFormat]()
-        styles = list[CellStyle | None]()
-        for number, font in self._cells:
-            code = self._codes.get(number, built_in(number))
-            struck = 0 <= font < len(self._struck) and self._struck[font]
-            if number not in formats:
-                formats[number] = NumberFormat("" if code.lower() == "general" else code)
-            styles.append(CellStyle(formats[number], struck) if code or struck else None)
-        return styles
 
 
 class Values:
@@ -299,11 +190,6 @@ class Sheet(PartHandler):
             cells.clear()
             cells.update(ordered)
         return frozenset(repeated)
-
-
-def whole(text: str | None) -> int:
-    """Return a whole number; -1 for any other text."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else -1
 
 
 def _is_nothing(size: str | None) -> bool:

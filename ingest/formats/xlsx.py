@@ -16,9 +16,10 @@ from datetime import datetime
 from pathlib import PurePosixPath
 
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
+from ingest.formats.cell_styles import CellStyles, Strings
 from ingest.formats.package import LINK, Package, PartHandler, open_package
 from ingest.formats.records import Records
-from ingest.formats.sheets import CellStyles, Sheet, Strings, Values
+from ingest.formats.sheets import Sheet, Values
 from ragkv.errors import InvalidDocument
 
 _BETWEEN = "\n\n"

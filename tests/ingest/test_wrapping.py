@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from ingest.formats import eml, pdf
+from ingest.formats.flowed import flowed
 from ingest.formats.pdf_lines import flow
 from ingest.loader import parse
-from ingest.wrapping import flowed, unwrapped
+from ingest.wrapping import unwrapped
 from tests.growth import grows_linearly
 from tests.ingest.formats.files import pdf as made_pdf
 from tests.ingest.formats.files import stream

@@ -1,0 +1,100 @@
+"""What an element of a page is by its tag and attributes: where it belongs, whether it is seen or off the line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from selectolax.lexbor import LexborNode
+
+from ingest.formats import scripts
+
+MAIN, BODY, AROUND = "main", "body", "around"
+Attributes = Mapping[str, str | None]
+_UNSEEN = {
+    *("audio", "button", "canvas", "datalist", "embed", "head", "iframe", "map", "noscript", "object", "script"),
+    *("select", "style", "svg", "template", "textarea", "title", "video"),
+    *("s", "strike", "del", "rt", "rp", "rtc"),  # what was struck out; how words are pronounced
+}
+BLOCKS = {
+    *("address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog", "div"),
+    *("dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6"),
+    *("header", "hgroup", "hr", "legend", "li", "main", "menu", "nav", "ol", "p", "pre", "search", "section"),
+    *("summary", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "ul"),
+}
+_MAIN_TAGS, _MAIN_ROLES = {"main", "article"}, {"main", "article"}
+_AROUND_TAGS = {"nav", "search"}
+_AROUND_PAGE = {"header", "footer", "aside"}
+"""Tags that are `around` the page. Inside `main` they are content: the head of an article, a note."""
+_AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
+_HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden|\bline-through\b)", re.IGNORECASE)
+_RAISING = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
+_NOTES = {"noteref", "doc-noteref"}
+"""Kinds of links that lead to a note."""
+_FORMULA_OF_SCRIPT = "mathml"
+"""Part of the class of a formula that scripts hide, for they draw a picture of it."""
+
+
+def is_anchor(node: LexborNode | None) -> bool:
+    return node is not None and node.tag == "a" and (node.attributes.get("href") or "").startswith("#")
+
+
+def script(node: LexborNode, tag: str, attributes: Attributes) -> str:
+    """Return the mark of what is raised, lowered or the mark of a note; empty for any other element."""
+    if tag == "a":
+        return scripts.NOTE if _is_note_link(node, attributes) else ""
+    if tag == "sup":
+        inner: LexborNode | None = node
+        for _ in range(3):
+            inner = inner.first_child if inner is not None else None
+            if _leads_into(inner):
+                return scripts.NOTE
+        return scripts.NOTE if _leads_into(node.parent) else scripts.SUP
+    if tag == "sub":
+        return scripts.SUB
+    raised = _RAISING.search(style) if (style := attributes.get("style")) else None
+    return (scripts.SUP if raised[1].lower() == "super" else scripts.SUB) if raised else ""
+
+
+def _is_note_link(node: LexborNode, attributes: Attributes) -> bool:
+    """Whether a link is the mark of a note: it says so, or is a number right behind a word."""
+    kinds = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
+    if _NOTES.intersection(kinds):
+        return True
+    before, inner = node.prev, node.first_child
+    if "#" not in (attributes.get("href") or "") or before is None or before.tag != "-text":
+        return False
+    is_number = inner is not None and inner.tag == "-text" and (inner.text_content or "").strip("[]*†‡ ").isdigit()
+    return (
+        is_number
+        and not (before.text_content or " ")[-1:].isspace()
+        and (before.text_content or "")[-1:] not in "([-–/"
+    )
+
+
+def _leads_into(node: LexborNode | None) -> bool:
+    """Whether a node is a link to a place in a page."""
+    return node is not None and node.tag == "a" and "#" in (node.attributes.get("href") or "")
+
+
+def is_unseen(tag: str, attributes: Attributes) -> bool:
+    if _FORMULA_OF_SCRIPT in (attributes.get("class") or ""):
+        return False
+    return (
+        tag in _UNSEEN
+        or "hidden" in attributes
+        or (tag == "dialog" and "open" not in attributes)
+        # Icons and anchors. A page that was saved with an open dialog may have it on all other blocks.
+        or (attributes.get("aria-hidden") == "true" and tag not in BLOCKS)
+        or _HIDING.search(attributes.get("style") or "") is not None
+    )
+
+
+def place_of(tag: str, attributes: Attributes, outside: str) -> str:
+    """Return the place of an element, by its tag, its role and the place of its parent."""
+    role = (attributes.get("role") or "").strip().lower()
+    if outside == AROUND or tag in _AROUND_TAGS or role in _AROUND_ROLES:
+        return AROUND
+    if tag in _AROUND_PAGE and outside != MAIN:
+        return AROUND
+    return MAIN if tag in _MAIN_TAGS or role in _MAIN_ROLES else outside
