@@ -79,7 +79,7 @@ def waiting_tokens(documents: Iterable[OpenDocument[T]]) -> int:
 
 def waiting_passages(documents: Iterable[OpenDocument[T]]) -> int:
     """Count the passages that wait to be embedded."""
-    return sum(len(each.passages.texts) for each in documents if each.passages is not None)
+    return sum(len(each.passages.passages) for each in documents if each.passages is not None)
 
 
 def embed_together(embedder: IngestEmbedder, documents: Iterable[OpenDocument[T]]) -> None:
@@ -90,7 +90,7 @@ def embed_together(embedder: IngestEmbedder, documents: Iterable[OpenDocument[T]
     if len(waiting) < 2:
         return
     try:
-        vectors = embedder.encode([text for _, batch in waiting for text in batch.texts])
+        embedded = embedder.encode_passages([passage for _, batch in waiting for passage in batch.passages])
     except ENDS:
         raise
     except BaseException:
@@ -98,8 +98,8 @@ def embed_together(embedder: IngestEmbedder, documents: Iterable[OpenDocument[T]
         return
     at = 0
     for _, batch in waiting:
-        batch.vectors = vectors[at : at + len(batch.texts)]
-        at += len(batch.texts)
+        batch.embedded = embedded.part(at, at + len(batch.passages))
+        at += len(batch.passages)
 
 
 def encode_together(engine: IngestEngine, documents: Sequence[OpenDocument[T]]) -> list[OpenDocument[T]]:

@@ -42,7 +42,7 @@ from ingest.progress import (
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, DocumentInfo, DocumentVersion, EmbedderIdentity, Passage
 from ragkv.errors import RagkvError
-from ragkv.types import Chunk, Document, Key
+from ragkv.types import Chunk, Document, EmbeddedPassages, Key
 
 __all__ = [
     "IngestEngine",
@@ -80,7 +80,7 @@ class IngestEmbedder(Protocol):
     @property
     def identity(self) -> EmbedderIdentity: ...
 
-    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]: ...
+    def encode_passages(self, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages: ...
 
 
 class IngestIndex(Protocol):
@@ -192,8 +192,7 @@ def ingest_steps(
     limit apply to new content only: what is in the catalogue is never refused because another model reads it again.
 
     What is thrown in at a step stops the work and leaves the old version in place. An exception deletes the KV encoded
-    so far, unless it is Paused; Paused and `close()` keep that KV, so that the next attempt finds it. At the `index`
-    step the document is already committed.
+    so far; Paused and `close()` keep it, so that the next attempt finds it. At `index` the document is committed.
 
     Args:
         engine: The engine that encodes the chunks.
@@ -222,9 +221,10 @@ def ingest_steps(
     chunks = yield from _split_steps(engine, document, limited=is_new)
     tokens = sum(len(chunk.tokens) for chunk in chunks)
     admit = _admission(engine, document, tokens) if is_new else None
-    vectors = yield from _embed_steps(embedder, [(chunk.title, chunk.text) for chunk in chunks], tokens)
+    embedded = yield from _embed_steps(embedder, [(chunk.title, chunk.text) for chunk in chunks], tokens)
     keys = [engine.key(chunk, document.collection) for chunk in chunks]
-    version = DocumentVersion(document, digest, chunks, vectors, keys, embedder.identity, reader)
+    stored_as = (keys, embedder.identity, reader, embedded.segments)
+    version = DocumentVersion(document, digest, chunks, embedded.vectors, *stored_as)
     outcome = IngestOutcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
     check_new = partial(_check_new, catalog, version, known, check_wanted)
     if not (yield from _store_steps(engine, version, admit, check_new)):
@@ -284,8 +284,10 @@ def reindex_steps(engine: IngestEngine) -> Generator[IngestStep, None, ReindexOu
     passages: list[Passage] = []
     while page := catalog.passages(passages[-1].row if passages else 0):
         passages += page
-    vectors = yield from _embed_steps(embedder, [(passage.title, passage.text) for passage in passages])
-    catalog.replace_vectors([passage.row for passage in passages], vectors, embedder.identity)
+    embedded = yield from _embed_steps(embedder, [(passage.title, passage.text) for passage in passages])
+    rows = [passage.row for passage in passages]
+    catalog.replace_vectors(rows, embedded.vectors, embedder.identity)
+    catalog.store_segments(dict(zip(rows, embedded.segments, strict=True)), embedder.identity)
     catalog.rebuild_full_text()
     reread, reader = 0, reader_of(engine)
     documents = catalog.documents(None)
@@ -312,19 +314,19 @@ def reader_of(engine: IngestEngine) -> str:
 
 def _embed_steps(
     embedder: IngestEmbedder, passages: Sequence[tuple[str, str]], tokens: int = 0
-) -> Generator[IngestStep, None, NDArray[np.float32]]:
-    """Embed (title, text) pairs, of chunks with so many tokens; returns [passages, dimension].
+) -> Generator[IngestStep, None, EmbeddedPassages]:
+    """Embed (title, text) pairs, of chunks with so many tokens.
 
     The title is embedded too, because it often holds the name that the text refers to as `it`.
     """
-    vectors = np.empty((len(passages), embedder.identity.dimension), np.float32)
+    vectors, segments = np.empty((len(passages), embedder.identity.dimension), np.float32), list[NDArray[np.int8]]()
     for start in range(0, len(passages), EMBED_BATCH):
-        texts = tuple(f"{title}\n{text}" for title, text in passages[start : start + EMBED_BATCH])
-        batch = PassageBatch(texts, tokens)
+        batch = PassageBatch(tuple(passages[start : start + EMBED_BATCH]), tokens)
         yield IngestStep("embed", start, len(passages), passages=batch)
-        found = embedder.encode(batch.texts) if batch.vectors is None else batch.vectors
-        vectors[start : start + len(batch.texts)] = found
-    return vectors
+        found = batch.embedded or embedder.encode_passages(batch.passages)
+        vectors[start : start + len(batch.passages)] = found.vectors
+        segments += found.segments
+    return EmbeddedPassages(vectors, tuple(segments))
 
 
 def _store_steps(

@@ -6,10 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ragkv.types import Chunk
+from ragkv.types import Chunk, EmbeddedPassages
 
 T = TypeVar("T")
 
@@ -43,14 +40,14 @@ class PassageBatch:
     """Passages of one document that are embedded next. Who drives the ingest may embed them with those of others.
 
     Attributes:
-        texts: What is embedded.
+        passages: What is embedded, each a title and a text.
         tokens: Tokens of all chunks of the document, which are encoded next.
-        vectors: Their unit vectors [len(texts), dimension]; None where the ingest embeds them itself.
+        embedded: Their vectors and segments; None where the ingest embeds them itself.
     """
 
-    texts: tuple[str, ...]
+    passages: tuple[tuple[str, str], ...]
     tokens: int = 0
-    vectors: NDArray[np.float32] | None = None
+    embedded: EmbeddedPassages | None = None
 
 
 class IngestStep(NamedTuple):

@@ -32,8 +32,10 @@ def reembed_steps(engine: IngestEngine) -> Iterator[str]:
     while collections := catalog.stale_collections(identity):
         collection, after = collections[0], 0
         while passages := catalog.unembedded(collection, after, BATCH):
-            vectors = embedder.encode([f"{passage.title}\n{passage.text}" for passage in passages])
-            catalog.store_next_vectors([passage.row for passage in passages], vectors, identity)
+            embedded = embedder.encode_passages([(passage.title, passage.text) for passage in passages])
+            rows = [passage.row for passage in passages]
+            catalog.store_next_vectors(rows, embedded.vectors, identity)
+            catalog.store_segments(dict(zip(rows, embedded.segments, strict=True)), identity)
             after = passages[-1].row
             yield ""
         # Not complete where another process has added a document meanwhile. Then the rest is embedded, too.

@@ -236,4 +236,4 @@ def _share(documents: Sequence[OpenDocument[str | None]], together: Sequence[Ope
     """Count the tokens, or the passages, that documents of a job had in what was done together."""
     steps = [each.step for each in documents if each in together and each.step is not None]
     tokens = sum(step.group.tokens for step in steps if step.group is not None)
-    return tokens + sum(len(step.passages.texts) for step in steps if step.passages is not None)
+    return tokens + sum(len(step.passages.passages) for step in steps if step.passages is not None)

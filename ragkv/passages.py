@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ragkv.types import Chunk, Document, Hit, TextSpan
 
 UNKNOWN = "unknown"
@@ -29,6 +32,13 @@ _FENCE = re.compile(r" {0,3}(```|~~~)")
 _MARKED = re.compile(r"^ {0,3}(?:#|```|~~~)", re.MULTILINE)
 """Where a line begins that may be a heading or a fence."""
 _BETWEEN_WORDS = re.compile(r"\W")
+
+
+def byte_offsets(text: str) -> NDArray[np.int64]:
+    """Return the offset in UTF-8 of every character, and of the end: [len(text) + 1]."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    lengths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def is_unknown(answer: str) -> bool:

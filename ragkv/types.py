@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NewType
 
 if TYPE_CHECKING:
     # Importing this module must not import torch, so that commands such as `ragkv ls` start quickly.
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 LANDMARKS = 4
@@ -30,6 +32,9 @@ Key = NewType("Key", str)
 
 Blend = Callable[["Tensor", "Tensor"], "Tensor"]
 """A function `(new, old) -> result` on rows [m, Hkv, d]. It is applied to rotated K and to V separately."""
+
+SEGMENT_BYTES = 64
+"""Bytes of UTF-8 text of a segment: about 16 tokens of English, and 20 characters of Chinese."""
 
 Scalar = str | int | float | bool | None
 Filter = Mapping[str, Scalar | Sequence[Scalar]]
@@ -90,6 +95,23 @@ class TextSpan:
     end: int
     heading: str = ""
     page: int | None = None
+
+
+@dataclass(frozen=True)
+class EmbeddedPassages:
+    """Passages as an embedder read them.
+
+    Attributes:
+        vectors: Unit vectors [n, dimension] float32.
+        segments: What each SEGMENT_BYTES of each passage's text say [S, dimension] int8 (retrieval/segments.py).
+    """
+
+    vectors: NDArray[np.float32]
+    segments: tuple[NDArray[np.int8], ...]
+
+    def part(self, start: int, stop: int) -> EmbeddedPassages:
+        """Return the passages start..stop."""
+        return EmbeddedPassages(self.vectors[start:stop], self.segments[start:stop])
 
 
 @dataclass(frozen=True)

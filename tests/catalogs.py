@@ -14,5 +14,6 @@ def undo_migrations(connection: sqlite3.Connection) -> None:
     """Take away from a catalogue in a file what the migrations after the first have added."""
     connection.execute("DROP TABLE alembic_version")
     connection.execute("DROP TABLE leases")
+    connection.execute("DROP TABLE segments")
     connection.execute("DROP TABLE turn_documents")
     connection.execute("ALTER TABLE turns DROP COLUMN removed")

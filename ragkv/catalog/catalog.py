@@ -9,7 +9,7 @@ each operation: it opens the transaction and calls the query.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from ragkv.catalog import (
     feed,
     full_text,
     pgvector,
+    segments,
     turns,
     vectors,
 )
@@ -166,7 +167,9 @@ class Catalog:
             EmbedderChanged: The stored vectors come from another embedder.
         """
         document = version.document
-        size = _STORED_TIMES * len(document.text) + version.vectors.nbytes
+        size = (
+            _STORED_TIMES * len(document.text) + version.vectors.nbytes + sum(each.nbytes for each in version.segments)
+        )
         with self.write(alone=False, size=size) as transaction:
             transaction.lock(f"collection {document.collection}")  # for its quota and for the order of its rows
             if precondition:
@@ -544,6 +547,16 @@ class Catalog:
         """Return the vectors [dimension] of the chunks at these rows. Rows that no longer exist are left out."""
         with self.read() as transaction:
             return vectors.of_rows(transaction, rows)
+
+    def segments_of(self, rows: Iterable[int], embedder: EmbedderIdentity) -> dict[int, NDArray[np.int8]]:
+        """Return the segments [S, dimension] of chunks that this embedder made, by row. Others are left out."""
+        with self.read() as transaction:
+            return segments.load(transaction, rows, embedder)
+
+    def store_segments(self, found: Mapping[int, NDArray[np.int8]], embedder: EmbedderIdentity) -> None:
+        """Store the segments of chunks by row. Rows that no longer exist are left out."""
+        with self.write(alone=False, durable=False) as transaction:
+            segments.store(transaction, found, embedder)
 
     def changes(self, collection: str, known: NDArray[np.int64], since: int) -> Changes:
         """Return the changes that bring an index up to date.

@@ -12,7 +12,7 @@ import numpy as np
 from sqlalchemy import bindparam, exists, func, select
 from sqlalchemy import insert as insert_into
 
-from ragkv.catalog import pgvector, spans, tables
+from ragkv.catalog import pgvector, segments, spans, tables
 from ragkv.catalog.embedders import VectorTable
 from ragkv.catalog.models import DocumentVersion, Passage
 from ragkv.catalog.statements import values
@@ -92,6 +92,7 @@ def insert(transaction: Transaction, document: int, version: DocumentVersion, ta
     transaction.execute_all(_STORE[table], stored)
     if table == "vectors":
         pgvector.insert(transaction, collection, document, rows, vectors)
+    segments.store(transaction, dict(zip(rows, version.segments, strict=False)), version.embedder)
     spans.insert(transaction, zip(rows, (chunk.span for chunk in version.chunks), strict=True))
 
 

@@ -57,6 +57,8 @@ class DocumentVersion:
         keys: KV store keys of the chunks, in the same order.
         embedder: The model that produced `vectors`.
         reader: Model fingerprint and chunk size that the document was split and encoded with.
+        segments: Of the chunks' texts, one array [S, embedder.dimension] int8 each; none where
+            they are made when a question asks for them.
 
     Raises:
         ValueError: `chunks`, `vectors` and `keys` differ in length, or the vectors have another dimension.
@@ -69,6 +71,7 @@ class DocumentVersion:
     keys: Sequence[Key]
     embedder: EmbedderIdentity
     reader: str = ""
+    segments: Sequence[NDArray[np.int8]] = ()
 
     def __post_init__(self) -> None:
         chunks, keys, shape = len(self.chunks), len(self.keys), self.vectors.shape

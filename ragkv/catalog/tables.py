@@ -108,6 +108,14 @@ vectors = Table(
     "vectors", metadata, _refers("chunk", "chunks.row", True), Column("vector", LargeBinary, nullable=False)
 )
 
+# See segments.py. embedder: which of them made the segments
+segments = Table(
+    "segments",
+    metadata,
+    _refers("chunk", "chunks.row", True),
+    *(_text("embedder"), Column("segments", LargeBinary, nullable=False)),
+)
+
 # See embedders.py: while the embedder changes
 next_vectors = Table(
     "next_vectors", metadata, _refers("chunk", "chunks.row", True), Column("vector", LargeBinary, nullable=False)

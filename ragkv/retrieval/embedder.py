@@ -10,16 +10,19 @@ import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import EmbedderIdentity
 from ragkv.errors import ConfigError, ModelNotFound, RagkvError, memory_errors
+from ragkv.passages import byte_offsets
 from ragkv.retrieval.multilingual import IDENTITY as MULTILINGUAL
 from ragkv.retrieval.multilingual import NAME, MultilingualEmbedder, check_weights
 from ragkv.retrieval.pretrained import load_pretrained, split_special_tokens
+from ragkv.retrieval.segments import Segments, embed_windows, pool_tokens
+from ragkv.types import EmbeddedPassages
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -121,6 +124,30 @@ class Embedder:
         """Embed questions, behind the model's prompt for questions where it carries one. As `encode` else."""
         return self._encode(questions, QUERY_PROMPTS)
 
+    def encode_passages(self, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages:
+        """Embed passages, each a title and a text, with the segments of the texts. As `encode` of both lines else.
+
+        A model that gives no outputs of tokens embeds windows of the texts besides.
+        """
+        texts = [f"{title}\n{text}" for title, text in passages]
+        if not texts or not self._gives_tokens():
+            return EmbeddedPassages(self.encode(texts), embed_windows(self.encode, passages) if texts else ())
+        model, prompt = self._loaded(), self._prompt(DOCUMENT_PROMPTS) or ""
+        size = CHARS_PER_TOKEN * (model.max_seq_length or 512)
+        windows = [_windows(text, size) for text in texts]
+        with self._lock, memory_errors():
+            read = iter(_read(model, [f"{prompt}{window}" for parts in windows for window in parts]))
+        found = [
+            _join_windows([next(read) for _ in parts], parts, len(prompt), passage)
+            for passage, parts in zip(passages, windows, strict=True)
+        ]
+        return EmbeddedPassages(np.stack([vector for vector, _ in found]), tuple(each for _, each in found))
+
+    def _gives_tokens(self) -> bool:
+        """Whether the model's first part is a transformer with a tokenizer that knows where its tokens stand."""
+        model = self._loaded()
+        return type(model[0]).__name__ == "Transformer" and getattr(model.tokenizer, "is_fast", False)
+
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Count the tokens of texts, without prompts. Raises as `encode`."""
         if not texts:
@@ -175,6 +202,65 @@ def _windows(text: str, size: int) -> list[str]:
         windows.append(text[start:end])
         start = end
     return [*windows, text[start:]]
+
+
+class _ReadWindow(NamedTuple):
+    """A text as read: its unit vector [dimension], and of its tokens the outputs [m, dimension] and characters [m]."""
+
+    vector: NDArray[np.float32]
+    outputs: NDArray[np.float32]
+    starts: NDArray[np.int64]
+
+
+def _read(model: SentenceTransformer, texts: Sequence[str]) -> list[_ReadWindow]:
+    """Embed texts, the longest first, with the outputs of their tokens. Tokens that stand for no text are left out."""
+    import torch
+
+    order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
+    found: dict[int, _ReadWindow] = {}
+    for start in range(0, len(order), BATCH):
+        numbers = order[start : start + BATCH]
+        tokens = model.tokenizer(
+            [texts[number] for number in numbers],
+            padding=True,
+            truncation=True,
+            max_length=model.max_seq_length or 512,
+            return_offsets_mapping=True,
+            return_tensors="pt",
+        )
+        spans = tokens.pop("offset_mapping").numpy()
+        with torch.inference_mode():
+            outputs = model({name: rows.to(model.device) for name, rows in tokens.items()})
+            vectors = torch.nn.functional.normalize(outputs["sentence_embedding"].float(), dim=1).cpu().numpy()
+            rows = outputs["token_embeddings"].float().cpu().numpy()
+        for at, number in enumerate(numbers):
+            there = spans[at, :, 1] > spans[at, :, 0]
+            found[number] = _ReadWindow(vectors[at], rows[at][there], spans[at, there, 0])
+    return [found[number] for number in range(len(texts))]
+
+
+def _join_windows(
+    read: Sequence[_ReadWindow], windows: Sequence[str], before: int, passage: tuple[str, str]
+) -> tuple[NDArray[np.float32], Segments]:
+    """Return the unit vector of a passage and the segments of its text.
+
+    Args:
+        read: What the model read of each window of the passage.
+        windows: The windows.
+        before: Characters that stand before each window.
+        passage: Title and text.
+    """
+    title, text = passage
+    vector: NDArray[np.float32] = np.sum([each.vector for each in read], axis=0)
+    vector = vector / np.maximum(np.linalg.norm(vector), np.finfo(np.float32).tiny)
+    offsets, starts = byte_offsets(text), list[NDArray[np.int64]]()
+    shift = -len(title) - 1 - before
+    for each, window in zip(read, windows, strict=True):
+        at = np.where(each.starts < before, -1, each.starts + shift)
+        starts.append(np.where(at < 0, -1, offsets[np.clip(at, 0, len(text))]))
+        shift += len(window)
+    outputs = np.concatenate([each.outputs for each in read])
+    return vector, pool_tokens(outputs, np.concatenate(starts), int(offsets[-1]), vector)
 
 
 def _load(source: str, device: str, only_local: bool) -> SentenceTransformer:

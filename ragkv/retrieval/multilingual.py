@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import EmbedderIdentity
 from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.retrieval.segments import embed_windows
+from ragkv.types import EmbeddedPassages
 
 NAME = "multilingual"
 """The value of RAGKV_EMBEDDER."""
@@ -59,6 +61,11 @@ class MultilingualEmbedder:
         with self._lock:
             found: NDArray[np.float32] = model.query(list(questions))
         return found
+
+    def encode_passages(self, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages:
+        """Embed passages, each a title and a text, and windows of the texts: the engine gives no outputs of tokens."""
+        texts = [f"{title}\n{text}" for title, text in passages]
+        return EmbeddedPassages(self.encode(texts), embed_windows(self.encode, passages) if texts else ())
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Count the tokens of texts. Raises as `encode`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.config import ViewSettings
-from ragkv.errors import NoReranker, NotFound
+from ragkv.errors import NoReranker, NotFound, RagkvError
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.follower import ViewFollower, ViewStatus
 from ragkv.retrieval.freshness import Freshness
@@ -30,7 +31,7 @@ from ragkv.retrieval.pgvector import PgVectors
 from ragkv.retrieval.scope import SearchScope
 from ragkv.retrieval.vectors import MAX_ATTEMPTS, FaissVectors, VectorSearch
 from ragkv.retrieval.word_index import CatalogWords, ReplicaWords, WordIndex
-from ragkv.types import Chunk, Filter, Hit
+from ragkv.types import Chunk, EmbeddedPassages, Filter, Hit
 
 
 class TextEmbedder(Protocol):
@@ -47,6 +48,10 @@ class TextEmbedder(Protocol):
 
     def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
         """Return unit vectors of questions, [len(questions), dimension] float32."""
+        ...
+
+    def encode_passages(self, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages:
+        """Return unit vectors of passages, each a title and a text, and the segments of the texts."""
         ...
 
     def count_tokens(self, texts: Sequence[str]) -> int:
@@ -102,8 +107,8 @@ DEFAULTS = Retrieval()
 _NO_VECTOR = np.empty(0, np.float32)
 UPDATE_PAUSE = 20.0
 """Pause between updates of a collection's views while it is ingested into, in times that an update takes."""
-MOST_AHEAD = 64
-"""Vectors of questions that are kept until these are searched for."""
+MOST_KEPT = 64
+"""Vectors of questions that are kept: until these are searched for, and until their evidence is looked for."""
 
 
 OpenEarlier = Callable[[EmbedderIdentity], TextEmbedder | None]
@@ -157,7 +162,7 @@ class Retriever:
         self._lock = threading.Lock()
         self._behind = set[str]()
         self._update_again = dict[str, float]()
-        self._ahead: dict[str, NDArray[np.float32]] = {}
+        self._questions: dict[tuple[EmbedderIdentity, str], NDArray[np.float32]] = {}
         self._open_earlier = open_earlier
         self._earlier: dict[EmbedderIdentity, TextEmbedder | None] = {}
 
@@ -218,12 +223,35 @@ class Retriever:
             ModelNotFound: The embedder cannot be loaded.
         """
         with self._lock:
-            missing = [each for each in dict.fromkeys(questions) if each not in self._ahead]
-            if len(missing) < 2 or missing[0] != questions[0]:
-                return
-            while len(self._ahead) > MOST_AHEAD:  # some questions are given up before they are searched for
-                del self._ahead[next(iter(self._ahead))]
-            self._ahead.update(zip(missing, self.embedder.encode_queries(missing), strict=True))
+            identity = self.embedder.identity
+            missing = [each for each in dict.fromkeys(questions) if (identity, each) not in self._questions]
+            if len(missing) > 1 and missing[0] == questions[0]:
+                self._embed_questions(self.embedder, missing)
+
+    def question_vector(self, question: str) -> NDArray[np.float32]:
+        """Return the unit vector [dimension] of a question, by the present embedder."""
+        with self._lock:
+            return self._vector(self.embedder, question)
+
+    def segments(self, hits: Sequence[Hit]) -> list[NDArray[np.int8]]:
+        """Return the segments of the chunks of hits, by the present embedder.
+
+        Those that the catalogue lacks, because an earlier release or another embedder has read the chunk, are made now
+        and stored.
+
+        Raises:
+            ModelNotFound: The embedder cannot be loaded.
+        """
+        found = self.catalog.segments_of((hit.row for hit in hits), self.embedder.identity)
+        missing = [hit for hit in hits if hit.row not in found]
+        if missing:
+            with self._lock:
+                made = self.embedder.encode_passages([(hit.chunk.title, hit.chunk.text) for hit in missing]).segments
+            new = {hit.row: segments for hit, segments in zip(missing, made, strict=True)}
+            with suppress(RagkvError):  # a full disk, or a catalogue that may not be written: they are made again
+                self.catalog.store_segments(new, self.embedder.identity)
+            found |= new
+        return [found[hit.row] for hit in hits]
 
     def _search(
         self, question: str, scope: SearchScope, top_k: int, early: Callable[[Sequence[Chunk]], None]
@@ -248,13 +276,16 @@ class Retriever:
                         by_vector = index.nearest(scope, vector, count)
             ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant)
             chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
-            if len(chunks) == len(ranked):
+            # A chunk that was deleted after the search is missing from `chunks`, and the next one takes its place.
+            there = _different(ranked, chunks)
+            if len(chunks) < len(ranked):
+                # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
+                self.freshness.expire(collection)
+            elif len(there) >= top_k or len(ranked) < count:
                 break
-            # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
-            self.freshness.expire(collection)
+            else:  # copies of one text took the places of others
+                count *= self.parameters.candidates
             by_words = dict(self.words.match(scope, question, count))
-        # A chunk that was deleted after the search is missing from `chunks`, and the next one takes its place.
-        there = [(row, score) for row, score in ranked if row in chunks]
         with timer.step("rerank"):
             best = self._reranked(question, there[:count], chunks)
         standing = self.catalog.standing(collection, (row for row, _ in best))  # a reranker takes its time
@@ -399,11 +430,29 @@ class Retriever:
 
     def _vector(self, embedder: TextEmbedder, question: str) -> NDArray[np.float32]:
         """Embed a question, if it is not embedded already. Returns [dimension]."""
-        ahead = self._ahead.pop(question, None)
-        if ahead is not None and embedder is self.embedder:
-            return ahead
-        vector: NDArray[np.float32] = embedder.encode_queries([question])[0]
-        return vector
+        name = (embedder.identity, question)
+        if name not in self._questions:
+            self._embed_questions(embedder, [question])
+        return self._questions[name]
+
+    def _embed_questions(self, embedder: TextEmbedder, questions: Sequence[str]) -> None:
+        """Embed questions and keep their vectors, in place of the oldest."""
+        while len(self._questions) > MOST_KEPT:
+            del self._questions[next(iter(self._questions))]
+        names = [(embedder.identity, question) for question in questions]
+        self._questions.update(zip(names, embedder.encode_queries(questions), strict=True))
+
+
+def _different(ranked: Sequence[tuple[int, float]], chunks: Mapping[int, Chunk]) -> list[tuple[int, float]]:
+    """Return (row, score) of the chunks that are there, and of those with the same text the first.
+
+    Texts that differ in white space and case alone are the same. Those that differ in a figure are not.
+    """
+    first: dict[str, tuple[int, float]] = {}
+    for row, score in ranked:
+        if row in chunks:
+            first.setdefault(" ".join(chunks[row].text.casefold().split()), (row, score))
+    return list(first.values())
 
 
 def _similarity(question: NDArray[np.float32], chunk: NDArray[np.float32] | None) -> float:

@@ -141,7 +141,7 @@ def test_a_search_among_rows_is_exact_in_a_flat_index_and_in_a_graph(
 def test_matching_chunks_are_found_behind_any_number_of_others(tmp_path: Path, flat_limit: int) -> None:
     catalog = Catalog.open(tmp_path / "catalog.sqlite")
     for number in range(60):
-        put(catalog, number, {"kind": "loud"}, "the boat is red", "the boat is red again")
+        put(catalog, number, {"kind": "loud"}, f"the boat is red {number}", f"the boat is red again {number}")
     put(catalog, 60, {"kind": "quiet", "year": 1931}, "a boat that was painted green")
     put(catalog, 61, {"kind": "quiet", "year": 1889}, "the harbour")
     retriever = Retriever(catalog, WordEmbedder(), tmp_path / "index", Retrieval(flat_limit=flat_limit))

@@ -15,7 +15,8 @@ from ingest.jobs import Jobs
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.retrieval import Retrieval, Retriever
-from ragkv.types import Chunk, Document, Key
+from ragkv.retrieval.segments import embed_windows
+from ragkv.types import Chunk, Document, EmbeddedPassages, Key
 
 DIMENSION = 32
 
@@ -37,6 +38,10 @@ class WordEmbedder:
 
     def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
         return self.encode(questions)
+
+    def encode_passages(self, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages:
+        texts = [f"{title}\n{text}" for title, text in passages]
+        return EmbeddedPassages(self.encode(texts), embed_windows(self.encode, passages))
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         return sum(len(text.split()) for text in texts)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, Changes, DocumentVersion, EmbedderIdentity
-from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.errors import ConfigError, ModelNotFound, StoreFull
 from ragkv.retrieval import (
     Embedder,
     Retrieval,
@@ -30,7 +30,7 @@ from ragkv.retrieval import (
 )
 from ragkv.retrieval.embedder import PACKAGED, PACKAGED_SHA256, check_weights
 from ragkv.retrieval.index import VectorIndex
-from ragkv.retrieval.retriever import MOST_AHEAD, fuse
+from ragkv.retrieval.retriever import MOST_KEPT, fuse
 from ragkv.types import Chunk, Document, Key
 from tests.ingest.reader import DIMENSION, WordEmbedder
 
@@ -118,11 +118,58 @@ def test_questions_that_are_embedded_ahead_find_the_same_and_are_embedded_once(c
     retriever.embed_ahead(questions)
     assert [retriever.search(question) for question in questions] == plain
     assert calls == [questions]
-    retriever.search(questions[0])
-    assert calls == [questions, questions[:1]], "a vector is kept for one search"
-    for number in range(2 * MOST_AHEAD):
+    assert np.array_equal(retriever.question_vector(questions[0]), WordEmbedder().encode_queries(questions[:1])[0])
+    assert calls == [questions], "evidence is looked for with the vector of the search"
+    for number in range(2 * MOST_KEPT):
         retriever.embed_ahead([f"given up {number}", "twice"])
-    assert len(retriever._ahead) <= MOST_AHEAD + 2
+    assert len(retriever._questions) <= MOST_KEPT + 2
+
+
+def test_copies_of_a_text_take_one_place(catalog: Catalog, folder: Path) -> None:
+    for number in range(40):
+        text = "the ferry crosses the strait" if number % 2 else "The  ferry crosses\nthe strait"
+        put(catalog, f"copy {number}", text)
+    put(catalog, "other", "the ferry crosses the river")
+    put(catalog, "price 1", "the ferry costs 12 crowns")
+    put(catalog, "price 2", "the ferry costs 21 crowns")
+    hits = Retriever(catalog, WordEmbedder(), folder).search("the ferry crosses the strait", top_k=4)
+    found = [hit.chunk.document_id for hit in hits]
+    assert found[0].startswith("copy")
+    assert set(found[1:]) == {"other", "price 1", "price 2"}, "texts that differ in a figure are two"
+
+
+def test_segments_are_made_where_the_catalogue_lacks_them_and_kept(catalog: Catalog, folder: Path) -> None:
+    put(catalog, "a", "the ferry crosses the strait", "the harbour was dredged")
+    calls: list[int] = []
+
+    class Counting(WordEmbedder):
+        def encode_passages(self, passages):  # type: ignore[no-untyped-def]
+            calls.append(len(passages))
+            return super().encode_passages(passages)
+
+    retriever = Retriever(catalog, Counting(), folder)
+    hits = retriever.search("ferry", top_k=2)
+    made = retriever.segments(hits)
+    again = retriever.segments(hits)
+    assert calls == [2], "an earlier release has stored none"
+    assert [each.tolist() for each in again] == [each.tolist() for each in made]
+    other = Retriever(catalog, WordEmbedder("other"), folder)
+    assert other.segments(hits)[0].tolist() != made[0].tolist(), "another embedder has its own"
+    retriever.segments(hits)
+    assert calls == [2, 2], "which took their place"
+
+
+def test_segments_are_given_where_they_cannot_be_kept(
+    catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(catalog, "a", "the ferry crosses the strait")
+    retriever = Retriever(catalog, WordEmbedder(), folder)
+
+    def full(*given: object) -> None:
+        raise StoreFull("the disk is full")
+
+    monkeypatch.setattr(catalog, "store_segments", full)
+    assert len(retriever.segments(retriever.search("ferry"))) == 1
 
 
 def test_an_empty_or_unknown_collection_has_no_hits(catalog: Catalog, folder: Path) -> None:

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from api.app import create_app
 from ingest.pipeline import ingest
@@ -19,7 +17,7 @@ from ragkv.errors import CatalogCorrupt
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
 from ragkv.retrieval.embedder import _packaged_folder
-from ragkv.types import Document
+from ragkv.types import Document, EmbeddedPassages
 from tests.api.conftest import HARBOUR, Service, serving, settings
 from tests.api.runtime.test_decode_loop import until
 from tests.api.test_faults import held
@@ -63,14 +61,14 @@ def test_a_change_of_the_embedder_is_told_and_the_service_stays_ready(
     with open_engine(tmp_path / "data", model, embedder, chunk_tokens=128) as engine:
         ingest(engine, Document("harbour", "Tarn", HARBOUR["text"]))
     caplog.set_level("INFO", "ragkv.api")
-    gate, encode = threading.Event(), Embedder.encode
+    gate, encode = threading.Event(), Embedder.encode_passages
 
-    def hold(self: Embedder, texts: Sequence[str]) -> NDArray[np.float32]:
+    def hold(self: Embedder, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages:
         gate.wait(30)
-        return encode(self, texts)
+        return encode(self, passages)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Embedder, "encode", hold)  # documents wait, questions do not
+        patch.setattr(Embedder, "encode_passages", hold)  # documents wait, questions do not
         with serving(settings(tmp_path / "data", embedder=str(tmp_path / "other-embedder"))) as service:
             ready = service.client.get("/readyz")
             assert (ready.status_code, ready.json()["status"]) == (200, "ready")
