@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,9 @@ def calibrate(
         str | None,
         typer.Option(metavar="COLLECTION", help="Ask this collection, too: it has none of the answers."),
     ] = None,
+    within: Annotated[
+        float, typer.Option(min=0.0, max=100.0, help="Points of F1 that the default method may lose; with --documents.")
+    ] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, max=64, help="Chunks to retrieve for --confidence.")] = None,
     data: Data = None,
     store: Store = None,
@@ -49,7 +53,9 @@ def calibrate(
     """Find the model's retrieval heads and stable layers, once per model. The data folder keeps the profile.
 
     With --documents the questions are made of your own documents, and the profile learns how far a score reaches and
-    what share of the context is kept at most, too. Do it before `ragkv ingest`: stored KV belongs to the profile.
+    what share of the context is kept at most, too. Do it before `ragkv ingest`: stored KV belongs to the profile. The
+    same questions are then asked under full prefill and under methods that read stored KV, and the quickest one that
+    is --within of it becomes the model's default.
 
     With --confidence the questions are asked about the documents of the collection, and the profile learns from right
     and wrong answers how sure the model may be. Use questions that nothing else is measured with. With --unanswerable
@@ -63,14 +69,17 @@ def calibrate(
 
             asked += [(unanswerable, replace(each, gold=(UNKNOWN,))) for _, each in asked]
         return _calibrate_confidence(settings, asked, top_k)
-    return _calibrate_heads(settings, documents)
+    return _calibrate_heads(settings, documents, within)
 
 
-def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None) -> int:
+def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None, within: float) -> int:
     """Find heads with generated questions, or with questions about documents, and save the profile."""
+    from ragkv.bench.agreement import measure_agreement, question_sets, with_agreement
+    from ragkv.bench.evidence import set_evidence
     from ragkv.engine.calibration import CalibrationParams, needle_sets
     from ragkv.engine.calibration import calibrate as measure
     from ragkv.engine.open_model import load_model
+    from ragkv.retrieval import make_embedder
 
     loaded = load_model(settings, tell)
     if documents:
@@ -79,9 +88,19 @@ def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None) -> in
     else:
         params, sets = CalibrationParams(), needle_sets(loaded)
     with progress() as report:
-        found = measure(loaded, sets, report, params)
+        embedder = make_embedder(settings.embedder, str(loaded.device))
+        found = measure(loaded, sets, report, params, partial(set_evidence, embedder=embedder))
+        profile = found.profile
+        loaded.profile = profile
+        measured = (
+            measure_agreement(loaded, question_sets(sets), set_evidence(loaded, embedder), within, report)
+            if documents
+            else []
+        )
+    if measured:
+        profile = with_agreement(profile, measured)
     path = settings.data / "profiles" / f"{loaded.weights_hash}.json"
-    found.profile.save(path)
+    profile.save(path)
     console = out()
     heads = ", ".join(f"layer {layer} head {head}" for layer, head in found.profile.retrieval_heads)
     console.print(f"questions        {found.questions}")
@@ -92,6 +111,13 @@ def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None) -> in
     console.print(f"stable layers    {', '.join(map(str, found.profile.stable_layers))}")
     for budget, recall in zip(params.budgets, found.recall, strict=True):
         console.print(f"recall           {recall:.2f} of the answers with {budget:.0%} of the blocks")
+    for each in measured:
+        told = (
+            f"{each.delta:+.1f} points of F1 to full ({each.low:+.1f} … {each.high:+.1f}), {each.questions} questions"
+        )
+        console.print(f"{each.method:<16} {told}")
+    if measured:
+        console.print(f"default method   {profile.method}")
     console.print(f"saved            {path}")
     return 0
 

@@ -83,12 +83,20 @@ def test_documents_give_heads_a_reach_and_a_cap_that_the_next_answer_uses(
     assert run(["calibrate", "--documents", str(tmp_path), "--data", str(data)]) == 0
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("questions ", "reach ", "cap ", "of the answers with 6% of the blocks"))
+    assert "points of F1 to full (" in printed
     (saved,) = (data / "profiles").glob("*.json")
     profile = json.loads(saved.read_text())
     assert profile["retrieval_heads"]
     assert profile["scout_reach"] in (4, 8, 16)
     assert run(["ingest", str(tmp_path / "0.md"), "--data", str(data)]) == 0
+    capsys.readouterr()
     assert run(["ask", "Who?", "--data", str(data), "--method", "scout", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["report"]
+    assert report["selection"]["agreement"] == profile["agreement"][1]
+    assert len(profile["agreement"]) == 4
+    assert run(["ask", "Who?", "--data", str(data), "--json"]) == 0
+    asked = json.loads(capsys.readouterr().out)["report"]["method"]
+    assert profile["method"] in (asked, "full") or asked == "full", "unless the gate prefers a full prefill"
 
 
 def test_documents_without_text_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
