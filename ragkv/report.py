@@ -256,6 +256,25 @@ class ChunkReport:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """What the blocks were chosen by.
+
+    Attributes:
+        evidence: Kinds of evidence that scored the blocks: `meaning` and `words` need no pass of the model, `attention`
+            does. Empty where the method asks the model alone, or reads everything.
+        looks: Passes of the model over a part of the context before the question's own.
+        promised: Probability, by this evidence, that the answer is in what was kept; None without evidence.
+        agreement: What `ragkv calibrate --documents` measured of the model's default method: its F1 minus that of
+            `full`, in points; None where it was not measured.
+    """
+
+    evidence: tuple[str, ...] = ()
+    looks: int = 0
+    promised: float | None = None
+    agreement: float | None = None
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What the confidence of an answer is computed from.
 
@@ -293,6 +312,7 @@ class Report:
         abstained: Whether the answer was below the confidence that the request asked for, and became `unknown`.
         removed_turns: Earlier turns of the conversation that the answer did not read, because a document that they may
             quote was deleted or replaced since.
+        selection: What the blocks were chosen by.
     """
 
     method: str
@@ -311,6 +331,7 @@ class Report:
     evidence: Evidence | None = None
     abstained: bool = False
     removed_turns: int = 0
+    selection: Selection = Selection()
 
 
 @dataclass(frozen=True)

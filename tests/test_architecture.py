@@ -45,6 +45,7 @@ LEAN = {"model", "kernels", "recompute", "sparse"}
 """Rooms that import without the service's libraries, as on a GPU machine that only computes."""
 LEAN_MODULES = {
     "ragkv.engine.adaptive_plan",
+    "ragkv.engine.evidence",
     "ragkv.engine.generation",
     "ragkv.engine.self_test",
     "ragkv.engine.session",

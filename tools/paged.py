@@ -39,7 +39,7 @@ from ragkv.timing import StepTimer
 
 CHUNKS, READ, TOKENS, QUESTION = 64, 16, 1024, 32
 STEPS, WARM = 24, 6
-METHODS = ("reuse", "scout:repair=none,weakest=0,cap=0.1")
+METHODS = ("reuse", "scout:repair=none,promise=1,cap=0.1,growth=1")
 NEEDLES = ("reuse", "scout:repair=none", "scout", "cacheblend")
 ROOM = 64
 """Rows of an answer."""

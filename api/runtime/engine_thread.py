@@ -59,7 +59,7 @@ from ingest.progress import IngestStep
 from ingest.turns import IngestTurns
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
-from ragkv.engine.registry import usable
+from ragkv.engine.registry import METHOD_NAMES
 from ragkv.errors import Busy, CatalogCorrupt, RagkvError, Restarting, Stopping, StoreFull
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Answer
@@ -316,7 +316,7 @@ class EngineThread:
             return
         with engine:
             try:
-                self.model, self.methods = engine.model.name, usable(engine.model)
+                self.model, self.methods = engine.model.name, METHOD_NAMES
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes, self.audit.record_outcome)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from ragkv.bench.backends import BACKENDS, chosen_backend, preferring, unless_full
+from ragkv.bench.evidence import RandomEvidence
 from ragkv.bench.roofline import Floors, Speeds, WorkCounter, floors, settled
 from ragkv.bench.shapes import random_tokens
 from ragkv.bench.tiered import TieredBenchStore
@@ -77,6 +78,8 @@ class AskedSample:
         """
         self.prefiller, self.chunks, self.question, self.backend = prefiller, chunks, question, ""
         self._stored = stored
+        model = prefiller.model
+        self._evidence = RandomEvidence([*map(len, chunks)], model.profile.block, seed, model.device)
         self._questions = (drawn(prefiller.model, question, seed, QUESTIONS + number) for number in count())
 
     @property
@@ -178,6 +181,10 @@ class AskedSample:
                 return self.prefiller.prefill_full(self.chunks, question, timer, options), []
         with timer.step("open"):
             sources = self._open(self.chunks)
+        if method.evidence:
+            with timer.step("plan"):
+                for source, found in zip(sources, self._evidence.find(), strict=True):
+                    source.piece = replace(source.piece, evidence=found)
         return self.prefiller.prefill_sparse(sources, question, method, timer, options), sources
 
     def _open(self, chunks: Sequence[tuple[int, ...]]) -> list[StoredChunk]:

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 
 from ragkv.model.decoder import DecoderModel
-from ragkv.model.profile import CALIBRATED_BLOCK
+from ragkv.model.profile import SCOUT_BLOCK
 from ragkv.types import Shape
 
 HEADS = 8
@@ -29,5 +29,5 @@ def fitted(model: DecoderModel, block: int = 0) -> DecoderModel:
     """The same weights with a complete profile. block: tokens of a block; 0: as for a calibrated model."""
     fit = copy.copy(model)
     heads = model.profile.retrieval_heads or retrieval_heads(model.shape)
-    fit.profile = replace(model.profile, retrieval_heads=heads, block=block or CALIBRATED_BLOCK)
+    fit.profile = replace(model.profile, retrieval_heads=heads, block=block or SCOUT_BLOCK)
     return fit

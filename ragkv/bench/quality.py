@@ -24,6 +24,7 @@ from typing import Protocol
 from ragkv.bench.decoded import DecodedAnswer, decode_answer
 from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.engine.calibration import gold_blocks
+from ragkv.engine.evidence import EvidenceFinder, as_hits
 from ragkv.engine.memory_source import ChunkSource, InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
@@ -130,6 +131,7 @@ class QualityParams:
         done: outcomes of an earlier run, which are not asked for again.
         keep: called with each new outcome.
         policies: names among the methods that mean full prefill under a policy.
+        evidence: finds evidence in the chunks of a set (bench/evidence.py); without it no method has any.
     """
 
     max_tokens: int = 24
@@ -138,6 +140,7 @@ class QualityParams:
     done: Mapping[Asked, QualityOutcome] = field(default_factory=dict)
     keep: Callable[[QualityOutcome], None] = lambda outcome: None
     policies: Mapping[str, PrefillPolicy] = field(default_factory=dict)
+    evidence: EvidenceFinder | None = None
 
 
 def ask_all(
@@ -211,6 +214,7 @@ class _Asker:
         )
         self._full_ms = timer.total()
         self._size = sum(map(len, chunks))
+        self._hits = as_hits(asked.chunks, chunks)
         self._text = "\n".join(f"{title}\n{text}" for title, text in asked.chunks)
         shape = model.shape
         self._token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
@@ -218,7 +222,7 @@ class _Asker:
     def ask(self, question: SetQuestion, method: str, at: tuple[int, int]) -> QualityOutcome:
         """Answer one question with one method."""
         tokens = self._prefiller.model.prompt.question(question.text)
-        context, ttft = self._prefill(tokens, method)
+        context, ttft = self._prefill(question, tokens, method)
         decoded, ended = self._answer(context, question)
         answer, scores = decoded.text, (decoded.em, decoded.f1)
         if context.plan is None:
@@ -233,13 +237,15 @@ class _Asker:
         recall = self._recall(question, context.plan)
         profile = self._prefiller.model.profile
         shares = _shares(context.plan, self._sources, profile)
-        stored = self._from_store(tokens, method)
+        stored = self._from_store(question, method)
         kv = self._token_bytes * self._size * shares[1]
         figures = QualityFigures(*scores, recall, *shares, ended, kv, ttft, *stored)
         return QualityOutcome(question, method, answer, figures, at)
 
-    def _prefill(self, tokens: abc.Sequence[int], method: str) -> tuple[PrefilledContext, float]:
-        """(the context, milliseconds to the first token)."""
+    def _prefill(self, question: SetQuestion, tokens: abc.Sequence[int], method: str) -> tuple[PrefilledContext, float]:
+        """(the context, milliseconds to the first token). Retrieval has embedded the question before."""
+        if self._params.evidence is not None:
+            self._params.evidence.find(question.text, self._hits[:1])
         timer, params = StepTimer(self._prefiller.model.device), self._params
         if method == FULL:
             context = self._prefill_question(tokens)
@@ -252,15 +258,21 @@ class _Asker:
                 self._chunks, tokens, timer, PrefillOptions(params.max_tokens, prefill_policy=policy)
             )
         else:
-            context = self._prefill_sparse(self._sources, tokens, method, timer)
+            context = self._prefill_sparse(self._sources, question, method, timer)
         return context, timer.total()
 
     def _prefill_sparse(
-        self, sources: abc.Sequence[ChunkSource], tokens: abc.Sequence[int], method: str, timer: StepTimer
+        self, sources: abc.Sequence[ChunkSource], question: SetQuestion, method: str, timer: StepTimer
     ) -> PrefilledContext:
         """Prefill over stored KV. The plan of the result has all chunks; those that do not join keep nothing."""
         made, options = make_method(method, self._prefiller.model), PrefillOptions(self._params.max_tokens)
-        joining = self._prefiller.screen([source.piece for source in sources], tokens, made, timer)
+        tokens, joining = self._prefiller.model.prompt.question(question.text), tuple(range(len(sources)))
+        if self._params.evidence is not None and made.evidence:
+            with timer.step("plan"):
+                found = self._params.evidence.find(question.text, self._hits)
+                joining = made.screen(found) if made.chunks else joining
+            for source, mine in zip(sources, found, strict=True):
+                source.piece = replace(source.piece, evidence=mine)
         context = self._prefiller.prefill_sparse([sources[i] for i in joining], tokens, made, timer, options)
         if context.plan is None or len(joining) == len(sources):
             return context
@@ -284,14 +296,14 @@ class _Asker:
         ended = decoded.stopped and (decoded.text == "unknown" or decoded.text in self._text)
         return decoded, float(ended)
 
-    def _from_store(self, tokens: abc.Sequence[int], method: str) -> tuple[float | None, float | None]:
+    def _from_store(self, question: SetQuestion, method: str) -> tuple[float | None, float | None]:
         """(milliseconds to the first token, bytes loaded / bytes of the full KV) with everything in the store."""
         store, model = self._params.store, self._prefiller.model
         if store is None:
             return None, None
         timer = StepTimer(model.device)
         sources = [store.open(kv, self._shared and i == 0) for i, kv in enumerate(self._encoded)]
-        self._prefill_sparse(sources, tokens, method, timer)
+        self._prefill_sparse(sources, question, method, timer)
         ttft = timer.total()
         return ttft, sum(s.head_bytes + s.loaded_bytes for s in sources) / (self._token_bytes * self._size)
 

@@ -309,6 +309,8 @@ def footer(answer: Answer) -> str:
     drafts = report.decoding.speculation
     if drafts is not None and drafts.drafted:
         parts.insert(-1, f"{drafts.accepted} of {drafts.drafted} drafted tokens accepted")
+    if report.selection.promised is not None:
+        parts.insert(-1, f"{report.selection.promised:.0%} of the evidence kept")
     if report.confidence is not None:
         parts.insert(-1, f"confidence {report.confidence:.2f}{', withheld' if report.abstained else ''}")
     if report.cache.fallbacks:

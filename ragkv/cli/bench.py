@@ -97,6 +97,7 @@ def quality(
     if natural and longbench:
         raise typer.BadParameter("give --natural or --longbench, not both", param_hint="--longbench")
     settings = settings_from(None, None, model, device, store_body=body)
+    from ragkv.bench.evidence import set_evidence
     from ragkv.bench.plot import check_plot
     from ragkv.bench.plot import plot as draw
     from ragkv.bench.quality import NO_CONTEXT, QualityParams, ask_all
@@ -104,16 +105,18 @@ def quality(
     from ragkv.bench.stored import disk
     from ragkv.bench.table import by_set, markdown, rows
     from ragkv.engine.open_model import load_model
-    from ragkv.engine.registry import usable
+    from ragkv.engine.registry import METHOD_NAMES
+    from ragkv.retrieval import make_embedder
 
     if plot is not None:
         check_plot(plot)
     loaded = load_model(settings, tell)
-    methods = tuple(dict.fromkeys(method or (*usable(loaded), NO_CONTEXT)))
+    methods = tuple(dict.fromkeys(method or (*METHOD_NAMES, NO_CONTEXT)))
     asked = _sets(loaded, natural, longbench or [], chunks, (sets, questions, seed), max_tokens if fit else 0)
     record = RunRecord(out_file, loaded, asked, max_tokens, settings.prefix, settings.store_body) if out_file else None
     with disk(loaded, settings.store_body) as store, progress() as report:
-        params = QualityParams(max_tokens, settings.prefix, store)
+        evidence = set_evidence(loaded, make_embedder(settings.embedder, str(loaded.device)))
+        params = QualityParams(max_tokens, settings.prefix, store, evidence=evidence)
         if record is not None:
             params = dataclasses.replace(params, done=record.done, keep=record.keep)
         outcomes = ask_all(loaded, asked, methods, report, params)

@@ -2,7 +2,7 @@
 
 Both come from questions with a known answer span: generated ones (`needle_sets`), or ones about a user's own documents
 (tune/document_sets.py). They are processed as in the service: chunks are encoded alone, and the question is asked over
-S alone, as scout's first look asks it.
+what scout's evidence finds best, as scout asks it.
 
     retrieval heads   added one by one: the head that most improves how often every block of the answer is among the few
                       best. Ties go to the larger share of attention on the answer
@@ -20,19 +20,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ragkv.engine.evidence import EvidenceFinder, as_hits
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.needles import make_needles, span_tokens
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
-from ragkv.model.profile import CALIBRATED_BLOCK, Profile
+from ragkv.model.profile import SCOUT_BLOCK, Profile
 from ragkv.recompute.analysis import stability
-from ragkv.recompute.scout import TAIL, join_heads, pool_blocks
+from ragkv.recompute.base import Blocks
+from ragkv.recompute.evidence import WITHOUT_PASS, evidence_logits
+from ragkv.recompute.scout import TAIL, Scout, join_heads, pool_blocks
 from ragkv.types import ChunkKV
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
 
+
+MakeEvidence = Callable[[DecoderModel], EvidenceFinder]
+"""Makes what finds evidence in chunks that a model reads."""
 
 CAP_LOSS = 0.01
 """Recall that a smaller cap may lose."""
@@ -71,7 +77,7 @@ class CalibrationParams:
 
     heads: int = 3
     budgets: tuple[float, ...] = (0.03, 0.06)
-    block: int = CALIBRATED_BLOCK
+    block: int = SCOUT_BLOCK
     power: float = 0.5
     reaches: tuple[int, ...] = (8,)
     caps: tuple[float, ...] = (0.2,)
@@ -144,6 +150,7 @@ def calibrate(
     sets: Sequence[CalibrationSet],
     progress: Progress,
     params: CalibrationParams = CalibrationParams(),
+    evidence: MakeEvidence | None = None,
 ) -> Calibration:
     """Measure a model.
 
@@ -152,6 +159,7 @@ def calibrate(
         sets: Questions with known answers.
         progress: Called after each step.
         params: Parameters of the calibration.
+        evidence: Makes what finds evidence for the model; without it questions are asked over S alone.
 
     Returns:
         The profile with block, retrieval heads, reach, cap and stable layers filled in, and the measured scores.
@@ -162,13 +170,14 @@ def calibrate(
     if not any(each.questions for each in sets):
         raise InputError("no question could be made of these documents; give more or longer ones")
     model = _with_block(model, params.block or model.profile.block)
-    prefiller = Prefiller(model, model.prompt.prefix)
+    prefiller, finder = Prefiller(model, model.prompt.prefix), evidence(model) if evidence else None
     trials = [list[CalibrationTrial]() for _ in params.reaches]
     alphas: list[Tensor] = []
     for chunks, each in _encoded(prefiller, sets, progress):
         alphas += [chunk.digest.alpha for chunk in chunks]
         for done, question in enumerate(each.questions, 1):
-            for mine, trial in zip(trials, run_trials(prefiller, chunks, each, question, params.reaches), strict=True):
+            made = run_trials(prefiller, chunks, each, question, params.reaches, finder)
+            for mine, trial in zip(trials, made, strict=True):
                 mine.append(trial)
             progress("asking", done, len(each.questions))
     picked = [pick_heads(mine, params) for mine in trials]
@@ -215,6 +224,7 @@ def run_trials(
     asked: CalibrationSet,
     question: CalibrationQuestion,
     reaches: Sequence[int],
+    finder: EvidenceFinder | None = None,
 ) -> list[CalibrationTrial]:
     """Measure the attention of every head to every block of every chunk for one question, once for each reach.
 
@@ -224,10 +234,12 @@ def run_trials(
         asked: The set.
         question: One of its questions.
         reaches: As in `Scout`.
+        finder: Finds the blocks over which the question is asked; without it that is S alone.
     """
     model, block = prefiller.model, prefiller.model.profile.block
     sources = [InMemoryChunk(chunk, block, exact=i == 0) for i, chunk in enumerate(chunks)]
-    queries = prefiller.queries(sources, ((),) * len(sources), model.prompt.question(question.text), model.shape.layers)
+    read = _look(model, asked, question, finder) if finder else ((),) * len(sources)
+    queries = prefiller.queries(sources, read, model.prompt.question(question.text), model.shape.layers)
     group = model.shape.q_heads // model.shape.kv_heads
     attention = torch.cat(
         [
@@ -240,6 +252,17 @@ def run_trials(
     flags[question.chunk][list(gold_blocks(model, title, text, question.start, question.end))] = True
     pieces, gold = [source.piece for source in sources], torch.cat(flags)
     return [CalibrationTrial(pool_blocks(attention, pieces, reach).cpu(), gold) for reach in reaches]
+
+
+def _look(
+    model: DecoderModel, asked: CalibrationSet, question: CalibrationQuestion, finder: EvidenceFinder
+) -> tuple[Blocks, ...]:
+    """Return the blocks over which scout asks the question, whichever heads it has."""
+    tokens = [model.prompt.chunk(*chunk) for chunk in asked.chunks]
+    logits = evidence_logits(finder.find(question.text, as_hits(asked.chunks, tokens)), WITHOUT_PASS)
+    blocks, shape = [-(-len(each) // model.profile.block) for each in tokens], model.shape
+    scout = Scout(shape.layers, (), shape.q_heads // shape.kv_heads, model.scale)
+    return scout.look_at(blocks, logits)
 
 
 def _attention(queries: Tensor, keys: Tensor, group: int, scale: float) -> Tensor:

@@ -31,7 +31,8 @@ from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
 from ragkv.engine.decoding import generate
 from ragkv.engine.detokenizer import Detokenizer
-from ragkv.engine.fingerprint import fingerprint
+from ragkv.engine.evidence import EvidenceFinder
+from ragkv.engine.fingerprint import fingerprint, keep_stored_block
 from ragkv.engine.generation import Completion, Sampling, Sequence
 from ragkv.engine.kv_map import KVMap, kv_map
 from ragkv.engine.open_model import load_model
@@ -41,9 +42,9 @@ from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.prefix_cache import PrefixCache
 from ragkv.engine.registry import (
+    DEFAULT,
     FULL,
     check_method,
-    default_method,
     full_prefill,
     make_decode_policy,
     make_method,
@@ -107,7 +108,7 @@ class Engine:
 
     def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
         self.settings, self.model, self.store, self.catalog, self.retriever = settings, model, store, catalog, retriever
-        self.method = settings.method or default_method(model)
+        self.method = settings.method or model.profile.method or DEFAULT
         with _naming("RAGKV_METHOD"):
             check_method(self.method)
         self._key_tier = key_tier(model.device)
@@ -124,7 +125,9 @@ class Engine:
         self.group_tokens = settings.group_tokens or group_tokens(model.device)
         self.split_seconds = settings.parse_seconds
         self.seal = make_seal(settings.store_secret.get_secret_value())
-        self.fingerprint = fingerprint(model, settings.prefix, settings.store_body, self.seal.name, ingest_policy)
+        stored_as = (settings.prefix, settings.store_body, self.seal.name, ingest_policy)
+        keep_stored_block(model, catalog.fingerprint(), *stored_as)
+        self.fingerprint = fingerprint(model, *stored_as)
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
         self.tiers = Tiers(store, block, TierBudgets(settings.host_bytes, settings.gpu_bytes), model.device)
         memory = BlockPoolMemory(self.tiers.resident, self.tiers.resident_format) if settings.paged else None
@@ -151,6 +154,7 @@ class Engine:
             self.fingerprint,
             settings.conversation_bytes,
             PrefixCache(self.prefiller.prefix, settings.prefix_cache_bytes),
+            EvidenceFinder(retriever, model.prompt, model.profile.block, model.device).find,
         )
 
     @classmethod
@@ -200,7 +204,7 @@ class Engine:
         settings, folder = self.settings, self.settings.data / "costs"
         machine = f"{self.fingerprint} {self.model.device_names} {torch.get_num_threads()} {settings.store}"
         self.chunks.costs = measure_costs(self.prefiller, self.store, folder, machine)
-        if settings.gate and not (settings.method or self.reuse_refused):
+        if settings.gate and not (settings.method or self.reuse_refused or full_prefill(self.method)):
             method, shelf = make_method(self.method, self.model), self.chunks.store(MEASURED)
             self.reuse_policy = measure_gate(self.prefiller, shelf, method, self.costs, folder, machine)
 
@@ -330,10 +334,11 @@ class Engine:
             request.hits = self._retrieve(request)
         self._choose_full_where_quicker(request)
         policy = request.prefill_options.prefill_policy
-        request.session = self.sessions.recall(
+        request.session = yield from self.sessions.recall(
             options.collection, options.conversation, request.method, request.timer, policy
         )
-        new = yield from self._screen(request)
+        request.session.sought = request.sought
+        new = self._screen(request)
         self._check_room(request, new)
         request.context = yield from self.sessions.passes(
             request.session, new, request.question_tokens, request.method.method, request.timer, request.prefill_options
@@ -459,7 +464,7 @@ class Engine:
         options, top_k = request.options, request.options.top_k or self.settings.top_k
         fetch_ahead = partial(self._fetch_ahead, request)
         turns, own = self._earlier_turns(options)
-        text = search_text(request.question, turns)
+        text = request.sought = search_text(request.question, turns)
         count = top_k if text == request.question or not own else 2 * top_k
         hits = self.retriever.search(text, options.collection, count, fetch_ahead, options.filter)
         if count > top_k:
@@ -494,12 +499,12 @@ class Engine:
         if not self.reuse_policy.reuses(request.method.method, sizes, self.model.profile.block, question):
             request.method = replace(request.method, name=FULL, method=None)
 
-    def _screen(self, request: RequestState) -> Passes[list[Hit]]:
+    def _screen(self, request: RequestState) -> list[Hit]:
         """Return the new chunks that join the context. Those that are left out are no hits of the request any more."""
         session, method = request.session, request.method.method
         new = session.unknown(request.hits)
-        joining = yield from self.sessions.screen(session, new, request.question_tokens, method, request.timer)
-        left_out = {hit.row for hit, _ in session.left_out}
+        joining = self.sessions.screen(session, new, method, request.timer)
+        left_out = {hit.row for hit in session.left_out}
         request.hits = [hit for hit in request.hits if hit.row not in left_out]
         return joining
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.profile import EARLIER_BLOCK, Profile
 from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.store.format.head import SCHEMA
 
@@ -23,7 +25,27 @@ def fingerprint(model: DecoderModel, mode: str, body: str, seal: str, ingest_pol
         seal: Name of what vouches for stored bytes.
         ingest_policy: How long chunks attend while they are encoded; None is dense.
     """
-    profile = model.profile
+    return _hashed(model, model.profile, mode, body, seal, ingest_policy)
+
+
+def keep_stored_block(
+    model: DecoderModel, stored: str | None, mode: str, body: str, seal: str, ingest_policy: PrefillPolicy | None
+) -> None:
+    """Let a model without calibration read KV that an earlier release has stored, in the blocks that it had then.
+
+    Args:
+        model: The model; its profile may change.
+        stored: Fingerprint of the KV in the store; None where there is none.
+        mode: The other arguments are as for `fingerprint`.
+    """
+    earlier = replace(model.profile, block=EARLIER_BLOCK)
+    if not model.profile.retrieval_heads and stored == _hashed(model, earlier, mode, body, seal, ingest_policy):
+        model.profile = earlier
+
+
+def _hashed(
+    model: DecoderModel, profile: Profile, mode: str, body: str, seal: str, ingest_policy: PrefillPolicy | None
+) -> str:
     facts = [SCHEMA, body, seal, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]
     facts += [
         model.prompt.pieces(),

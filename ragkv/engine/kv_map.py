@@ -98,7 +98,7 @@ class KVMap:
 
 def kv_map(request: RequestState, block: int, layers: int) -> KVMap:
     """Make the map of a request whose decoding has ended, before its conversation continues."""
-    context, hits, left_out = request.context, request.session.hits, [hit for hit, _ in request.session.left_out]
+    context, hits, left_out = request.context, request.session.hits, request.session.left_out
     rows = _prefilled(context, hits, block, layers) if context.plan is None else _planned(context, hits, block)
     rows += [[DROPPED] * (-(-len(hit.chunk.tokens) // block) * layers) for hit in left_out]
     chunks = tuple(

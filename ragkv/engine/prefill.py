@@ -2,7 +2,6 @@
 
 encode_many      run chunks once: their KV before RoPE, and their digests
 prefill_full     prefill everything: the ceiling for quality and the cost to beat
-screen           which of many chunks join the context
 prefill_sparse   composite pass → plan → load → repair → question prefill (stitched_prefill.py)
 
 Both prefills continue a session if they are given its state: what the cache holds stays, and only what is new is read.
@@ -29,7 +28,7 @@ from ragkv.model.decoder import DecoderModel, rotate
 from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, Pass, append
-from ragkv.recompute.base import Blocks, Method, Piece
+from ragkv.recompute.base import Blocks, Method
 from ragkv.recompute.digest import DigestParams, build_digest, layers_at_once, retrieval_pairs
 from ragkv.sparse.base import decode_state
 from ragkv.sparse.prefill import PrefillPolicy, prefill_attention
@@ -186,34 +185,6 @@ class Prefiller:
         state.chunks += len(chunks)
         prefilled = float(pending + len(new))
         return PrefilledContext(stitch.cache, logits, stitch.end, None, sparse, decoding, dense, *cached, prefilled)
-
-    def screen(
-        self, pieces: Sequence[Piece], question: Sequence[int], method: Method, timer: StepTimer
-    ) -> tuple[int, ...]:
-        """Return which of the chunks join the context. See `screen_passes`."""
-        return run_alone(self.model, self.screen_passes(pieces, question, method, timer))
-
-    def screen_passes(
-        self, pieces: Sequence[Piece], question: Sequence[int], method: Method, timer: StepTimer
-    ) -> Passes[tuple[int, ...]]:
-        """Find which of the chunks join the context, ascending; all where the method does not limit their number.
-
-        The question is asked over S alone and compared with the digests of all chunks, before any has a position.
-
-        Args:
-            pieces: Chunks that are not in the context.
-            question: Token ids.
-            method: Limits the number, and chooses.
-            timer: Gets the step plan.
-        """
-        if not 0 < method.chunks < len(pieces):
-            return tuple(range(len(pieces)))
-        with timer.step("plan"):
-            stitch = Stitch(self.model, (), len(self.prefix_tokens), len(self.prefix_tokens) + len(question))
-            stitch.cache.extend(self.prefix)
-            depth = method.composite_layers(self.model.shape.layers)
-            queries = yield from self.runner.query_pass(stitch, question, depth)
-            return method.screen(pieces, queries)
 
     def prefill_sparse(
         self,

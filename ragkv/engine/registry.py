@@ -23,6 +23,7 @@ from ragkv.recompute.base import Method
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.chance import Chance
 from ragkv.recompute.epic import Epic
+from ragkv.recompute.evidence import WITHOUT_PASS
 from ragkv.recompute.multi_infllm import MultiInfLLM
 from ragkv.recompute.reuse import Reuse, ReuseEncoded
 from ragkv.recompute.samkv import SamKV
@@ -54,10 +55,8 @@ class FullPrefill:
 ALONE = ("multi-infllm",)
 """Methods that answer single questions only: they rotate keys to positions that depend on the question."""
 
-UNCALIBRATED = "cacheblend"
-"""Default method of a model whose retrieval heads are not known. It selects nothing, so no selection loses an answer:
-everything is kept, and the tokens that deviate most are recomputed. Of the methods that reuse stored KV and need no
-retrieval heads it answers best (docs/results/quality.md). The literal SamKV finds 3 of 100 answers there."""
+DEFAULT = "scout"
+"""The method where neither a request nor the settings name one. It needs no calibration (docs/results/quality.md)."""
 
 MODEL_DECIDES = ("layers", "heads", "group", "scale", "rotate")
 
@@ -106,15 +105,10 @@ def _rotate_at(model: DecoderModel, x: Tensor, positions: Tensor) -> Tensor:
 
 def _scout(model: DecoderModel) -> dict[str, Any]:
     p, shape = model.profile, model.shape
-    if not p.retrieval_heads:
-        raise NotCalibrated(
-            f"scout needs the retrieval heads of {model.name}, which are not calibrated; {UNCALIBRATED} needs none",
-            "run `ragkv calibrate`",
-        )
-    group = shape.q_heads // shape.kv_heads
-    selection = {"reach": p.scout_reach, "cap": p.scout_cap, "prior": p.scout_prior, "chunks": p.scout_chunks}
-    measured = {"repair": p.scout_repair, **selection}
-    return {"layers": shape.layers, "heads": p.retrieval_heads, "group": group, "scale": model.scale, **measured}
+    evidence = (*WITHOUT_PASS, "attention") if p.retrieval_heads else WITHOUT_PASS
+    selection = {"evidence": evidence, "reach": p.scout_reach, "cap": p.scout_cap, "chunks": p.scout_chunks}
+    given = {"layers": shape.layers, "heads": p.retrieval_heads, "group": shape.q_heads // shape.kv_heads}
+    return {**given, "scale": model.scale, "repair": p.scout_repair, **selection}
 
 
 METHODS: dict[str, MethodSpec] = {
@@ -137,10 +131,15 @@ def make_method(spec: str, model: DecoderModel) -> Method:
 
     Raises:
         InputError: There is no such method or field, or a value is out of range.
-        NotCalibrated: The method needs retrieval heads that the model's profile lacks.
+        NotCalibrated: `attention` is asked for as evidence, and the model's profile has no retrieval heads.
     """
     name, chosen = parse(spec, "method", _known_methods())
     method = METHODS[name]
+    if "attention" in chosen.get("evidence", ()) and not model.profile.retrieval_heads:
+        raise NotCalibrated(
+            f"attention as evidence needs the retrieval heads of {model.name}, which are not calibrated",
+            "run `ragkv calibrate`, or leave it out of `evidence`",
+        )
     try:
         return method.kind(**{**method.given(model), **chosen})
     except ValueError as error:
@@ -151,16 +150,6 @@ def full_prefill(spec: str) -> FullPrefill | None:
     """Return the fields of `full[:FIELD=VALUE]`; None for another method. Raises InputError."""
     name, chosen = parse(spec, "method", _known_methods())
     return FullPrefill(**chosen) if name == FULL else None
-
-
-def default_method(model: DecoderModel) -> str:
-    """Return `scout` where the model is calibrated, else `cacheblend`."""
-    return "scout" if model.profile.retrieval_heads else UNCALIBRATED
-
-
-def usable(model: DecoderModel) -> tuple[str, ...]:
-    """Return the methods that a model can be asked with; those that need retrieval heads only where these are known."""
-    return tuple(name for name in METHOD_NAMES if name not in ("random", "scout") or model.profile.retrieval_heads)
 
 
 def check_method(spec: str) -> str:

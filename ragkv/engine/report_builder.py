@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.registry import DENSE
 from ragkv.engine.request import RequestState
-from ragkv.engine.session_manager import Session
 from ragkv.engine.speculation import speculation_report
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PooledRequest
@@ -27,6 +25,7 @@ from ragkv.report import (
     PrefillReport,
     Ratios,
     Report,
+    Selection,
     TierHits,
     Timings,
     TokenCounts,
@@ -47,8 +46,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
         completion: The answer as it was decoded.
     """
     session, context, timer = request.session, request.context, request.timer
-    left_out = [hit for hit, _ in session.left_out]
-    hits, sources = [*session.hits, *left_out], _sources(session)
+    left_out, sources, hits = session.left_out, session.sources, [*session.hits, *session.left_out]
     plan = context.plan  # no plan: all was prefilled, nothing looked up
     new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
     again = [*recomputed_tokens(plan.recompute), *(0.0 for _ in left_out)] if plan else [float(n) for n in new]
@@ -79,28 +77,30 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
             history=0.0 if session.replayed else context.cached_tokens,
             prefilled=context.prefilled_tokens + session.replayed,
         ),
-        ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(hits)),
-        cache=CacheReport(len(hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
+        ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(session.hits)),
+        cache=CacheReport(len(session.hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
         bytes=ByteCounts(size * row, heads, loaded),
         prefilling=prefilling,
         decoding=replace(decoding, speculation=speculation_report(request)),
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
         chunks=chunks,
         removed_turns=session.removed,
+        selection=_selection(request, model),
     )
 
 
-def _sources(session: Session) -> list[StoredChunk]:
-    """Return what was looked up: the chunks of the context, and those that were left out of it."""
-    return [*session.sources, *(source for _, source in session.left_out)]
+def _selection(request: RequestState, model: DecoderModel) -> Selection:
+    method, context = request.method.method, request.context
+    promised = context.plan.promised if context.plan else None
+    measured = model.profile.agreement[1] if model.profile.agreement else None
+    return Selection(method.evidence if method else (), len(context.looks), promised, measured)
 
 
 def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
     session = request.session
-    hits, sources = [*session.hits, *(hit for hit, _ in session.left_out)], _sources(session)
     if request.reuse_refused:
-        return tuple(Fallback(hit.chunk.id, NOT_QUALIFIED) for hit in hits)
-    pairs = zip(hits, sources, strict=False)
+        return tuple(Fallback(hit.chunk.id, NOT_QUALIFIED) for hit in session.hits)
+    pairs = zip(session.hits, session.sources, strict=False)
     return tuple(Fallback(hit.chunk.id, source.fallback) for hit, source in pairs if source.fallback)
 
 

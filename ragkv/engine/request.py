@@ -31,6 +31,7 @@ class RequestState:
         timer: Steps of this request.
         reuse_refused: Why no stored KV may be used although the method would; "" where it may.
         speculation: Draft tokens of the answer, where nothing stands against it (speculation.py).
+        sought: What is searched for: the question, with an earlier one where it refers to that.
         hits: Retrieved chunks in prompt order.
         session: The conversation, or a fresh session for a single question.
         context: What to decode from.
@@ -47,6 +48,7 @@ class RequestState:
     timer: StepTimer
     reuse_refused: str = ""
     speculation: bool = False
+    sought: str = ""
     hits: abc.Sequence[Hit] = ()
     session: Session = field(init=False)
     context: PrefilledContext = field(init=False)

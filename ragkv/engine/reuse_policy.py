@@ -195,7 +195,8 @@ def expected_work(scout: Scout, sizes: Sequence[int], block: int, question: int)
     question: tokens of the question.
     """
     blocks = sum(-(-size // block) for size in sizes)
-    kept = min(sum(sizes), block * max(scout.floor + scout.opening, int(scout.cap * blocks)))
+    budget = max(scout.floor + scout.opening, int(scout.room(blocks, scout.cap)))
+    kept = min(sum(sizes), block * budget)
     again = kept if scout.repair == "kept" and len(sizes) > 1 else 0
     rows = again + question
     # A repaired row sees what stands before it, half of all in the mean; the question sees all.

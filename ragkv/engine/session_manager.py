@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from ragkv.catalog import Catalog, StoredTurn
 from ragkv.engine.chunk_source import StoredChunk
-from ragkv.engine.passes import Passes, run_alone
+from ragkv.engine.passes import Passes
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.prefix_cache import PrefixCache
@@ -32,14 +32,16 @@ from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.session import SessionState
 from ragkv.errors import InputError, NotFound
 from ragkv.recompute.base import Method
+from ragkv.recompute.evidence import BlockEvidence
+from ragkv.retrieval.follow_up import search_text
 from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 from ragkv.types import Chunk, Hit
 
 MAX_NAME = 512
 """Longest name of a conversation, in characters."""
-LEAST_RELEVANCE = 0.01
-"""Of chunks that are not similar to the question at all: full-text search may have found them."""
+MAX_TURNS = 128
+"""Most turns of a conversation. All are prefilled again where its state is lost."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class MethodChoice:
     name: str
     method: Method | None
 
+
+FindEvidence = Callable[[str, Sequence[Hit]], list[BlockEvidence]]
+"""`(question, hits) -> evidence` in the chunk of each hit."""
 
 OpenChunks = Callable[[Sequence[tuple[Chunk, bool]], str], Passes[list[StoredChunk]]]
 """`(chunks, collection) -> sources`: opens the KV of chunks, each with whether it stands right after S."""
@@ -67,8 +72,8 @@ class Session:
         turns: Rows of its turns in the catalogue.
         joined: How many of the hits came with the present turn.
         sources: Where the KV of the hits comes from, during one request.
-        opened: Sources of new hits by row, until they join.
-        left_out: Retrieved chunks that did not join, with their sources, during one request.
+        left_out: Retrieved chunks that did not join, during one request.
+        sought: What the present turn searches for: its question, with an earlier one where it refers to that.
         removed: How many of its turns lost their answers with a document.
         replayed: Tokens that this request prefilled to have earlier turns again.
     """
@@ -81,8 +86,8 @@ class Session:
     turns: list[int] = field(default_factory=list)
     joined: int = 0
     sources: list[StoredChunk] = field(default_factory=list)
-    opened: dict[int, StoredChunk] = field(default_factory=dict)
-    left_out: list[tuple[Hit, StoredChunk]] = field(default_factory=list)
+    left_out: list[Hit] = field(default_factory=list)
+    sought: str = ""
     removed: int = 0
     replayed: float = 0.0
 
@@ -94,7 +99,7 @@ class Session:
     @property
     def rows(self) -> frozenset[int]:
         """Rows of all chunks that an answer, or its report, may tell of."""
-        return frozenset(hit.row for hit in (*self.hits, *(hit for hit, _ in self.left_out)))
+        return frozenset(hit.row for hit in (*self.hits, *self.left_out))
 
 
 class SessionCache:
@@ -144,6 +149,7 @@ class SessionManager:
         fingerprint: str,
         limit: int,
         prefixes: PrefixCache,
+        evidence: FindEvidence,
     ):
         """Set up the manager.
 
@@ -154,7 +160,9 @@ class SessionManager:
             fingerprint: Of the model whose tokens turns hold.
             limit: Bytes of memory for states between turns.
             prefixes: What `full:prefix=true` has prefilled.
+            evidence: Finds evidence in chunks.
         """
+        self._evidence = evidence
         self.prefixes = prefixes
         self.cache = SessionCache(limit)
         self._prefiller, self._catalog, self._open_all, self._fingerprint = prefiller, catalog, open_chunks, fingerprint
@@ -175,8 +183,8 @@ class SessionManager:
         choice: MethodChoice,
         timer: StepTimer,
         prefill_policy: PrefillPolicy | None = None,
-    ) -> Session:
-        """Return the session to continue, or a fresh one where there is no name.
+    ) -> Passes[Session]:
+        """Return the session to continue, or a fresh one where there is no name; yield the passes of earlier turns.
 
         Args:
             collection: Collection of the conversation.
@@ -184,11 +192,16 @@ class SessionManager:
             choice: The method that is asked for.
             timer: Steps of the request.
             prefill_policy: How earlier turns are prefilled again, if they have to be.
+
+        Raises:
+            InputError: The conversation has as many turns as one may have.
         """
         fresh = Session(collection, name or "", choice.name, self._prefiller.new_state())
         if name is None:
             return fresh
         turns = self._catalog.turns(collection, name)
+        if len(turns) >= MAX_TURNS:
+            raise InputError(f"conversation {name!r} has {MAX_TURNS} turns, the limit; start a new one")
         fresh.turns, fresh.removed = [turn.row for turn in turns], sum(turn.removed for turn in turns)
         there = [turn for turn in turns if not turn.removed]
         chunks = self._catalog.chunks(collection, [row for turn in there for row, _ in turn.joined])
@@ -200,13 +213,14 @@ class SessionManager:
         ):
             return cached
         self.cache.drop(collection, name)
-        for turn in there:
-            self._replay(fresh, turn, chunks, choice.method, timer, prefill_policy)
+        said = [(turn.question, turn.answer) for turn in turns]  # a removed answer is empty
+        for number, turn in enumerate(turns):
+            if not turn.removed:
+                fresh.sought = search_text(turn.question, said[:number])
+                yield from self._replay(fresh, turn, chunks, choice.method, timer, prefill_policy)
         return fresh
 
-    def screen(
-        self, session: Session, hits: Sequence[Hit], question: Sequence[int], method: Method | None, timer: StepTimer
-    ) -> Passes[list[Hit]]:
+    def screen(self, session: Session, hits: Sequence[Hit], method: Method | None, timer: StepTimer) -> list[Hit]:
         """Return those of the retrieved hits that join the context. The session notes the others.
 
         A turn stores what joined, so a state that is prefilled again has the same chunks.
@@ -214,18 +228,14 @@ class SessionManager:
         Args:
             session: The session.
             hits: Chunks that are not in its context.
-            question: Token ids.
             method: Says how many may join, and which; None takes all.
-            timer: Gets the steps open and plan.
+            timer: Gets the step plan.
         """
         if method is None or not 0 < method.chunks < len(hits):
             return list(hits)
-        with timer.step("open"):
-            best = max(hit.similarity for hit in hits)
-            sources = yield from self._open(session, hits, [not session.hits] * len(hits), best)
-        chosen = yield from self._prefiller.screen_passes([each.piece for each in sources], question, method, timer)
-        session.opened = {hits[i].row: sources[i] for i in chosen}
-        session.left_out = [pair for i, pair in enumerate(zip(hits, sources, strict=True)) if i not in chosen]
+        with timer.step("plan"):
+            chosen = method.screen(self._evidence(session.sought, hits))
+        session.left_out = [hit for i, hit in enumerate(hits) if i not in chosen]
         return [hits[i] for i in chosen]
 
     def passes(
@@ -240,8 +250,7 @@ class SessionManager:
         """Prefill the new chunks of a turn and a question behind them; yield the passes.
 
         The session is in no cache until `finish_turn`, so a fault on the way leaves no session that is half a turn
-        further. A single question tells the method how relevant retrieval found each chunk. A conversation does not: a
-        state that was lost is prefilled again from its turns, which do not hold that, and must become the same.
+        further.
         """
         self.cache.drop(session.collection, session.name)
         session.joined = len(hits)
@@ -251,11 +260,13 @@ class SessionManager:
             context = yield from self._full_passes(session, hits, question, timer, options)
             return context
         with timer.step("open"):
-            best = 0.0 if session.name else max(hit.similarity for hit in hits)
-            known = len(session.sources)
-            firsts = [i == 0 for i in range(known, len(session.hits))]
-            session.sources += yield from self._open(session, session.hits[known:], firsts, best)
+            session.sources += yield from self._open(session, session.hits[len(session.sources) :])
         sources = session.sources
+        if method.evidence:
+            with timer.step("plan"):
+                found = self._evidence(session.sought, session.hits)
+                for source, evidence in zip(sources, found, strict=True):
+                    source.piece = replace(source.piece, evidence=evidence)
         context = yield from self._prefiller.sparse_passes(sources, question, method, timer, options, state)
         return context
 
@@ -344,25 +355,11 @@ class SessionManager:
             if session.collection in collections and not self.is_current(session):
                 self.cache.drop(session.collection, session.name)
 
-    def _open(
-        self, session: Session, hits: Sequence[Hit], firsts: Sequence[bool], best: float
-    ) -> Passes[list[StoredChunk]]:
-        """Open the KV of hits, except of those that `screen` opened.
-
-        Args:
-            session: Their session.
-            hits: The hits.
-            firsts: For each whether it is the first chunk of the session, or may become it.
-            best: As for `relevance`.
-        """
-        after_prefix = session.state.first == len(self._prefiller.prefix_tokens)
-        new = {hit.row: (hit.chunk, first and after_prefix) for hit, first in zip(hits, firsts, strict=True)}
-        new = {row: each for row, each in new.items() if row not in session.opened}
-        sources = yield from self._open_all(list(new.values()), session.collection)
-        session.opened |= dict(zip(new, sources, strict=True))
-        sources = [session.opened.pop(hit.row) for hit in hits]
-        for hit, first, source in zip(hits, firsts, sources, strict=True):
-            source.piece = replace(source.piece, exact=source.piece.exact and first, relevance=relevance(hit, best))
+    def _open(self, session: Session, hits: Sequence[Hit]) -> Passes[list[StoredChunk]]:
+        """Open the KV of hits, the last ones of the session's. The first chunk of a session stands right after S."""
+        first = session.state.first == len(self._prefiller.prefix_tokens) and not session.sources
+        new = [(hit.chunk, first and i == 0) for i, hit in enumerate(hits)]
+        sources = yield from self._open_all(new, session.collection)
         return sources
 
     def _replay(
@@ -373,7 +370,7 @@ class SessionManager:
         method: Method | None,
         timer: StepTimer,
         prefill_policy: PrefillPolicy | None,
-    ) -> None:
+    ) -> Passes[None]:
         """Prefill a stored turn again, with those of its chunks that are still there.
 
         The answer becomes pending tokens, so the next turn prefills it. Tokens of another model are made anew from the
@@ -386,16 +383,6 @@ class SessionManager:
         stored = [Hit(chunks[row], 0.0, row) for row, _ in turn.joined if row in chunks]
         hits = session.unknown(with_own_tokens(stored, session.collection, self._catalog, prompt, self._fingerprint))
         options = PrefillOptions(prefill_policy=prefill_policy)
-        passes = self.passes(session, hits, question, method, timer, options)
-        session.replayed += run_alone(self._prefiller.model, passes).prefilled_tokens
+        context = yield from self.passes(session, hits, question, method, timer, options)
+        session.replayed += context.prefilled_tokens
         session.state.append_answer((), answer)
-
-
-def relevance(hit: Hit, best: float) -> float:
-    """Return `Piece.relevance` of a hit: its similarity to the question as a share of the best one.
-
-    Args:
-        hit: The hit.
-        best: Similarity of the most similar chunk that was found with it; 0 where none was compared.
-    """
-    return max(LEAST_RELEVANCE, hit.similarity / best) if best > 0 else 1.0

@@ -61,13 +61,13 @@ def parse(spec: str, what: str, known: Mapping[str, Fields]) -> tuple[str, dict[
 
 
 def _convert(field: str, kind: Any, text: str) -> Any:
-    """Convert `text` to `kind`: bool, int, float, a value of a Literal, or a tuple of numbers separated by "/"."""
+    """Convert `text` to `kind`: bool, int, float, a value of a Literal, or a tuple of these separated by "/"."""
     expected = _expected(kind)
     try:
         if get_origin(kind) is Literal:
             return dict(zip(get_args(kind), get_args(kind), strict=True))[text]
         if get_origin(kind) is tuple:
-            return tuple(get_args(kind)[0](part) for part in text.split("/"))
+            return tuple(_convert(field, get_args(kind)[0], part) for part in text.split("/"))
         converters: Mapping[Any, Callable[[str], Any]] = {
             int: int,
             float: float,
@@ -82,5 +82,5 @@ def _expected(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) is tuple:
-        return f"{'whole ' if get_args(kind)[0] is int else ''}numbers with / between them"
+        return f"{_expected(get_args(kind)[0])}, or several with / between them"
     return {int: "a whole number", float: "a number", bool: "true or false"}[kind]

@@ -126,29 +126,18 @@ class StitchedPrefill:
         return later
 
     def _plan(self, blocks: tuple[Blocks, ...]) -> Passes[tuple[Plan, list[Sequence[Blocks]]]]:
-        """Ask with the question's queries over S and the blocks of the composite pass, and again where the method does.
+        """Ask with the question's queries over S and the blocks of the composite pass, and let the method plan.
 
         Returns:
             The plan, and the blocks [layer][chunk] that are in the context but not loaded in all layers.
         """
         later = self._load_composite(blocks)
         with self._timer.step("plan"):
-            queries = yield from self._ask(blocks)
-            read = self._method.second_look(self._pieces, queries)
-        if read:
-            later = plus(later, self._load_composite(read))
-        with self._timer.step("plan"):
-            if read:
-                queries = yield from self._ask(read)
-            return self._method.plan(self._pieces, queries, read), later
-
-    def _ask(self, blocks: tuple[Blocks, ...]) -> Passes[list[Tensor]]:
-        """Run the composite pass over `blocks`; return the queries of its layers."""
-        depth = self._method.composite_layers(self._model.shape.layers)
-        if depth:
-            self._looks.append(blocks)
-        queries = yield from self._runner.query_pass(self._stitch, self._question, depth)
-        return queries
+            depth = self._method.composite_layers(self._model.shape.layers)
+            if depth:
+                self._looks.append(blocks)
+            queries = yield from self._runner.query_pass(self._stitch, self._question, depth)
+            return self._method.plan(self._pieces, queries, blocks), later
 
     def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Plan:
         """Load what the plan keeps and the cache lacks; return what is left of the plan in this turn.

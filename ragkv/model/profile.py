@@ -24,6 +24,17 @@ Repair = Literal["kept", "none"]
 Axis = Literal["row", "distance"]
 """The values of `importance_axis`."""
 
+RETIRED = frozenset({"scout_prior"})
+"""Fields of profiles that earlier releases saved, and that mean nothing any more."""
+
+SCOUT_BLOCK = 16
+"""Tokens of a block, where nothing is said. With SamKV's 64, the three blocks that it always keeps are 19% of a chunk
+of 1,024 tokens, which leaves little to select. With 16 they are 5%."""
+EARLIER_BLOCK = 64
+"""What it was for models without calibration in earlier releases. Their KV is read with it (engine/fingerprint.py)."""
+
+AGREEMENT = 4
+"""Numbers of `agreement`."""
 COEFFICIENTS = 4
 """Numbers of `confidence`."""
 
@@ -44,7 +55,6 @@ class Profile:
             trained to read chunks that were encoded alone.
         scout_reach: `reach` of scout where a request does not say it.
         scout_cap: `cap` of scout, likewise.
-        scout_prior: `prior` of scout; 0 where it was not measured.
         scout_chunks: `chunks` of scout, likewise.
         chunk_tokens: tokens of the longest chunk, wrapper included.
         prefix: prompt piece before the chunks; "" takes the tokenizer's chat template.
@@ -60,11 +70,14 @@ class Profile:
         decode_least: number of blocks that PSA always reads.
         decode_part: share of all blocks that PSA always reads.
         decode_count: number of blocks that `topk` reads.
+        method: default method of the model where the settings name none; "" is scout.
+        agreement: what `ragkv calibrate --documents` measured of that method: questions, its F1 minus that of `full` in
+            points, and the ends of the 95% interval; empty until measured.
         confidence: coefficients of the confidence of an answer (engine/confidence.py): bias and one weight a feature;
             empty until measured.
     """
 
-    block: int = 64
+    block: int = SCOUT_BLOCK
     initial: int = 1
     local: int = 2
     stable_layers: tuple[int, ...] = ()
@@ -72,8 +85,7 @@ class Profile:
     retrieval_heads: tuple[tuple[int, int], ...] = ()
     scout_repair: Repair = "kept"
     scout_reach: int = 8
-    scout_cap: float = 0.2
-    scout_prior: float = 0.0
+    scout_cap: float = 0.15
     scout_chunks: int = 0
     chunk_tokens: int = 1024
     prefix: str = ""
@@ -89,6 +101,8 @@ class Profile:
     decode_least: int = 32
     decode_part: float = 0.25
     decode_count: int = 128
+    method: str = ""
+    agreement: tuple[float, ...] = ()
     confidence: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -98,12 +112,12 @@ class Profile:
             raise ValueError(f"scout_reach {self.scout_reach}: tokens, 0 or more")
         if not 0 < self.scout_cap <= 1:
             raise ValueError(f"scout_cap {self.scout_cap}: a share above 0, at most 1")
-        if not 0 <= self.scout_prior <= 100:
-            raise ValueError(f"scout_prior {self.scout_prior}: an exponent of 0 to 100")
         if self.scout_chunks < 0:
             raise ValueError(f"scout_chunks {self.scout_chunks}: chunks, 0 or more")
         if self.importance_axis not in get_args(Axis):
             raise ValueError(f"importance_axis {self.importance_axis!r}: choose one of {', '.join(get_args(Axis))}")
+        if len(self.agreement) not in (0, AGREEMENT):
+            raise ValueError(f"agreement: {AGREEMENT} numbers or none")
         numbers = [type(each) in (int, float) and math.isfinite(each) for each in self.confidence]
         if len(numbers) not in (0, COEFFICIENTS) or not all(numbers):
             raise ValueError(f"confidence: {COEFFICIENTS} numbers or none")
@@ -124,15 +138,10 @@ def load_profile(path: Path, defaults: Profile) -> Profile:
     """
     try:
         given: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        given = {name: _tuples(value) for name, value in given.items()}
+        given = {name: _tuples(value) for name, value in given.items() if name not in RETIRED}
         return dataclasses.replace(defaults, **given)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: not a model profile ({error})") from None
-
-
-CALIBRATED_BLOCK = 16
-"""Tokens of a block of a calibrated model. With SamKV's 64, the three blocks that are always kept are 19% of a chunk of
-1,024 tokens, which leaves little to select. With 16 they are 5%."""
 
 
 def default_profile(layers: int, hidden: int, kind: str) -> Profile:

@@ -16,9 +16,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ragkv.errors import InputError
 from ragkv.model.plain_text import plain_encoder
 from ragkv.model.profile import Profile
+from ragkv.model.token_bytes import TokenBytes
 
 SYSTEM = (
     "You answer questions from the documents given. Reply with the shortest span that answers the question, "
@@ -52,7 +56,7 @@ class Prompt:
             tokenizer: a Hugging Face tokenizer.
             profile: the profile of the model.
         """
-        self._tokenizer, self._encode = tokenizer, plain_encoder(tokenizer)
+        self._tokenizer, self._encode, self._bytes = tokenizer, plain_encoder(tokenizer), TokenBytes(tokenizer)
         prefix, before, after = _frame(tokenizer)
         self._prefix = profile.prefix or prefix
         self._chunk = profile.chunk or _CHUNK
@@ -69,6 +73,18 @@ class Prompt:
     def chunk_text(self, title: str, text: str) -> str:
         """Return the prompt piece of a chunk as text."""
         return _fill(self._chunk, title=title, text=text)
+
+    def token_ends(self, title: str, text: str, tokens: Sequence[int]) -> NDArray[np.float64]:
+        """Return where each token of a chunk ends, in bytes of `text`: below 0 before it, above its size behind it.
+
+        Args:
+            title: title of the chunk.
+            text: text of the chunk.
+            tokens: token ids of the chunk, as `chunk` returns them.
+        """
+        before, _, after = self._chunk.partition("{text}")
+        start, end = (len(_fill(piece, title=title).encode()) for piece in (before, after))
+        return self._bytes.ends(tokens, start + len(text.encode()) + end) - start
 
     def blocks(self, tokens: Sequence[int], block: int) -> list[str]:
         """Return the text of each block of `block` tokens; joined, they are the text of all tokens.

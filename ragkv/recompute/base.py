@@ -2,9 +2,8 @@
 
 A method decides how stored chunks become one context cache. It sees tensors only. The engine calls, in this order:
 
-    screen(pieces, queries)         which of the retrieved chunks join the context, where the method limits their number
+    screen(found)                   which of the retrieved chunks join the context, where the method limits their number
     composite_blocks(pieces)        which blocks the composite pass reads; empty if the method needs no query
-    second_look(pieces, queries)    which blocks a second composite pass reads; empty if one pass is enough
     plan(pieces, queries, read)     which blocks are kept per layer, which of their tokens are recomputed, and how
 
 Blocks and tokens are numbered inside their chunk. A chunk is SamKV's "document".
@@ -20,6 +19,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ragkv.recompute.evidence import BlockEvidence, Kind
 from ragkv.types import Blend, Digest
 
 Blocks = tuple[int, ...]
@@ -38,15 +38,14 @@ class Piece:
         block: Tokens per block.
         digest: Digest of the chunk.
         exact: Whether the stored KV equals that of a full prefill (the first chunk after a shared prefix).
-        relevance: How well retrieval found that the chunk fits the question, as a share of the best chunk's score,
-            above 0; 1 where nothing is known.
+        evidence: What speaks for each block, before the model has read anything; None where nothing is known.
     """
 
     tokens: int
     block: int
     digest: Digest
     exact: bool = False
-    relevance: float = 1.0
+    evidence: BlockEvidence | None = None
 
     @property
     def blocks(self) -> int:
@@ -127,6 +126,7 @@ class Plan:
         expansion: If set, `kept` is only the start, and each layer adds what the question asks for, out of all that is
             stored.
         key_positions: For baselines that rotate keys to other positions than their own.
+        promised: Probability that the answer is in what is kept, as far as the method knows; None where it does not.
     """
 
     kept: tuple[tuple[Blocks, ...], ...]
@@ -137,6 +137,7 @@ class Plan:
     refinement: Refinement | None = None
     expansion: Expansion | None = None
     key_positions: KeyPositions | None = None
+    promised: float | None = None
 
 
 class Method(Protocol):
@@ -147,12 +148,16 @@ class Method(Protocol):
         """Most retrieved chunks that join the context in a turn; 0: all, and `screen` is not called."""
         ...
 
-    def screen(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[int, ...]:
-        """Return the chunks that join the context, ascending. The others take no positions, and no KV of them is read.
+    @property
+    def evidence(self) -> tuple[Kind, ...]:
+        """The kinds of evidence that the method asks of pieces."""
+        ...
+
+    def screen(self, found: Sequence[BlockEvidence]) -> tuple[int, ...]:
+        """Return the chunks that join the context, ascending. The others take no positions and are not read.
 
         Args:
-            pieces: The retrieved chunks that are not in the context, in order.
-            queries: As in `plan`, of the question over S alone.
+            found: The evidence of the retrieved chunks that are not in the context, in order.
         """
         ...
 
@@ -164,38 +169,26 @@ class Method(Protocol):
         """Return how many layers of the composite pass `plan` needs the queries of, out of `layers`."""
         ...
 
-    def second_look(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[Blocks, ...]:
-        """Return the blocks per chunk that the composite pass reads when it runs again; () if it runs once.
-
-        Args:
-            pieces: The chunks, in order.
-            queries: As in `plan`, of the first composite pass.
-        """
-        ...
-
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Plan what is kept and recomputed.
 
         Args:
             pieces: The chunks, in order.
-            queries: Pre-RoPE queries [question tokens, Hq, d] of the last composite pass, per layer.
-            read: What `second_look` returned. These blocks are in the context cache, so a plan keeps them.
+            queries: Pre-RoPE queries [question tokens, Hq, d] of the composite pass, per layer.
+            read: What `composite_blocks` returned. These blocks are in the context cache, so a plan keeps them.
         """
         ...
 
 
-class OneLook:
-    """A method whose composite pass runs at most once. All retrieved chunks join the context."""
+class AllChunks:
+    """A method of the papers: all retrieved chunks join the context, and the model alone decides what is read."""
 
     chunks = 0
+    evidence: tuple[Kind, ...] = ()
 
-    def screen(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[int, ...]:
+    def screen(self, found: Sequence[BlockEvidence]) -> tuple[int, ...]:
         """Return all chunks. See `Method.screen`."""
-        return tuple(range(len(pieces)))
-
-    def second_look(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[Blocks, ...]:
-        """Return nothing. See `Method.second_look`."""
-        return ()
+        return tuple(range(len(found)))
 
 
 def require_between(low: float, high: float, **values: float) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from ragkv.recompute.base import Blocks, Piece
+from ragkv.recompute.base import Blocks
 from ragkv.recompute.scout import Scout
 
 
@@ -22,17 +23,8 @@ class Chance(Scout):
     seed: int = 0
 
     def select_blocks(
-        self,
-        pieces: Sequence[Piece],
-        masses: Sequence[Sequence[float]],
-        cap: float,
-        read: Sequence[Blocks] = (),
+        self, sizes: Sequence[int], logits: Tensor, cap: float, promise: float, read: Sequence[Blocks] = ()
     ) -> tuple[Blocks, ...]:
-        """Select blocks as Scout does, after a random permutation of the scores."""
-        places = [(i, b) for i, piece in enumerate(pieces) for b in range(piece.blocks)]
-        order = torch.randperm(len(places), generator=torch.Generator().manual_seed(self.seed)).tolist()
-        shuffled = [list(row) for row in masses]
-        for (i, b), other in zip(places, order, strict=True):
-            j, c = places[other]
-            shuffled[i][b] = masses[j][c]
-        return super().select_blocks(pieces, shuffled, cap, read)
+        """Select blocks as Scout does, after a random permutation of the logits."""
+        order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(self.seed))
+        return super().select_blocks(sizes, logits[order], cap, promise, read)

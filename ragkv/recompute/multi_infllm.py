@@ -23,12 +23,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, ChunkSpan, OneLook, Piece, Plan, require_between
+from ragkv.recompute.base import AllChunks, Blocks, ChunkSpan, Piece, Plan, require_between
 from ragkv.recompute.samkv import score
 
 
 @dataclass(frozen=True)
-class MultiInfLLM(OneLook):
+class MultiInfLLM(AllChunks):
     """Parameters.
 
     Attributes:

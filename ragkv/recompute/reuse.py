@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, ChunkSpan, OneLook, Piece, Plan
+from ragkv.recompute.base import AllChunks, Blocks, ChunkSpan, Piece, Plan
 
 
 @dataclass(frozen=True)
-class Reuse(OneLook):
+class Reuse(AllChunks):
     """Rotate keys to the positions that their chunk has in the context.
 
     Attributes:

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from ragkv.recompute.analysis import outlier_tokens
 from ragkv.recompute.base import (
+    AllChunks,
     Blocks,
-    OneLook,
     Piece,
     Plan,
     Tokens,
@@ -44,7 +44,7 @@ from ragkv.recompute.compared import Rotate, compared_vectors
 
 
 @dataclass(frozen=True)
-class SamKV(OneLook):
+class SamKV(AllChunks):
     """Parameters. Defaults follow the paper where it speaks, else the recommended reading.
 
     Attributes:

@@ -21,7 +21,7 @@ from ragkv.engine.registry import FULL
 from ragkv.errors import InputError
 from ragkv.model.checkpoint import LoadedCheckpoint, load_checkpoint
 from ragkv.model.decoder import DecoderModel
-from ragkv.model.profile import CALIBRATED_BLOCK, Profile, load_profile
+from ragkv.model.profile import Profile, load_profile
 from ragkv.model.prompt import Prompt
 from ragkv.model.source import ModelSource
 from ragkv.tune.contexts import Chunk, Mixture, ProseSource, Source, TextPassage
@@ -175,7 +175,7 @@ def _profile(run: TuneRun, loaded: LoadedCheckpoint) -> Profile:
     found = loaded.profile
     if run.source.adapter and adapter.is_file():
         found = load_profile(adapter, found)
-    return found if found.retrieval_heads else replace(found, block=CALIBRATED_BLOCK)
+    return found
 
 
 def _calibrated(run: TuneRun, source: ModelSource, progress: Progress) -> DecoderModel:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ragkv.bench.evidence import set_evidence
 from ragkv.bench.quality import QualityParams, ask_all
 from ragkv.bench.record import RunRecord
 from ragkv.bench.sets import QuestionSet, SetQuestion, needle_sets
@@ -15,6 +16,7 @@ from ragkv.bench.table import rows
 from ragkv.cli import run
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import InputError
+from ragkv.retrieval import make_embedder
 from ragkv.timing import StepTimer
 
 
@@ -23,7 +25,8 @@ from ragkv.timing import StepTimer
 def test_scout_finds_the_answer_with_a_tenth_of_the_blocks(model, count, questions):
     tokens = model.profile.chunk_tokens - 32
     sets = needle_sets(count, 8, tokens, questions, 1, lambda text: len(model.prompt.plain(text)))
-    outcomes = ask_all(model, sets, ("full", "samkv-fusion", "scout"), lambda *_: None)
+    params = QualityParams(evidence=set_evidence(model, make_embedder("")))
+    outcomes = ask_all(model, sets, ("full", "samkv-fusion", "scout"), lambda *_: None, params)
     by_method = {row.method: row for row in rows(outcomes)}
     full, literal, scout = (by_method[name] for name in ("full", "samkv-fusion", "scout"))
     assert scout.questions == questions * count

@@ -127,7 +127,7 @@ def test_a_policy_acts_on_what_is_timed(model: DecoderModel, monkeypatch: pytest
 def test_the_gate_chooses_one_of_both(result: ShapeResult) -> None:
     gated, full, scout = (result.rows[ROWS[name]] for name in (GATED, FULL, "scout"))
     chosen = {FULL: full, "scout": scout}[gated.note]
-    assert gated.load == pytest.approx(chosen.load, rel=0.2)
+    assert (gated.load > 0) == (chosen.load > 0) == (gated.note == "scout")
     assert (gated.with_ingest == gated.ttft) == (gated.note == FULL)
     assert result.gate is not None
 

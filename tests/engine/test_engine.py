@@ -120,7 +120,7 @@ def test_the_report_says_what_was_done(library):
     report = asdict(answer.report)
     assert set(report) == {
         "method", "prefill", "decode", "model", "tokens", "ratios", "cache", "bytes", "prefilling", "decoding",
-        "timings_ms", "chunks", "confidence", "evidence", "abstained", "removed_turns",
+        "timings_ms", "chunks", "confidence", "evidence", "abstained", "removed_turns", "selection",
     }  # fmt: skip
     assert report["tokens"]["context"] == sum(chunk["tokens"] for chunk in report["chunks"])
     kept = sum(sum(c["kept"]) * 16 for c in report["chunks"])
@@ -233,8 +233,9 @@ def test_restarting_keeps_everything(tmp_path, model, embedder):
 
 @pytest.mark.parametrize("damage", ["missing", "head", "body", "truncated", "foreign"])
 def test_a_damaged_entry_is_encoded_again_and_reported(two_documents, tmp_path, model, embedder, damage):
+    asked = AskOptions(top_k=4, method="scout:repair=none,cap=0.5")  # reads blocks of every chunk
     with open_copy(two_documents, tmp_path / "data", model, embedder) as engine:
-        expected = engine.answer(QUESTION, AskOptions(top_k=4))
+        expected = engine.answer(QUESTION, asked)
         victim, other = files(engine)[:2]
         data = bytearray(victim.read_bytes())
         if damage == "missing":
@@ -250,12 +251,12 @@ def test_a_damaged_entry_is_encoded_again_and_reported(two_documents, tmp_path, 
                 for at in range(len(data) // 4, len(data), 1024):
                     data[at] ^= 1
             victim.write_bytes(data)
-        answer = engine.answer(QUESTION, AskOptions(top_k=4))
+        answer = engine.answer(QUESTION, asked)
         assert answer.answer == expected.answer
         assert [f.chunk_id[:2] for f in answer.report.cache.fallbacks] in (["01"], ["02"])
         assert answer.report.cache.misses == 1
         assert answer.report.ratios.cache_hit == 0.75
-        healed = engine.answer(QUESTION, AskOptions(top_k=4))
+        healed = engine.answer(QUESTION, asked)
         assert healed.report.cache.misses == 0, "what was encoded again is stored again"
         assert healed.report.chunks == expected.report.chunks
 
@@ -365,11 +366,12 @@ def test_what_cannot_be_asked_is_refused_with_what_to_do(library, question, opti
     assert "\n" not in str(refusal.value)
 
 
-def test_scout_asks_for_calibration_where_there_is_none(library, model):
+def test_attention_asks_for_calibration_where_there_is_none(library, model):
     kept, model.profile = model.profile, replace(model.profile, retrieval_heads=())
     try:
         with pytest.raises(NotCalibrated, match="ragkv calibrate"):
-            library.answer(QUESTION, AskOptions(method="scout"))
+            library.answer(QUESTION, AskOptions(method="scout:evidence=attention"))
+        assert library.answer(QUESTION, AskOptions(method="scout")).report.ratios.sequence < 1
     finally:
         model.profile = kept
 

@@ -32,7 +32,7 @@ from tests.interrupted import Interrupted
 from tests.libraries import ANSWER, QUESTION, documents, open_engine, open_library
 from tests.redis_server import RedisServer, redis_server
 
-SMALL = {"chunk_tokens": 256, "top_k": 4, "max_tokens": 8}
+SMALL = {"chunk_tokens": 256, "top_k": 4, "max_tokens": 8, "method": "scout:repair=none,cap=0.5"}
 TIMEOUT = 0.25
 
 
@@ -210,7 +210,7 @@ def test_a_value_that_was_evicted_costs_its_whole_chunk_and_no_other(opened: Ope
 
 def test_a_layer_that_was_evicted_and_is_computed_again_anyhow_costs_nothing(opened: Open) -> None:
     with redis_server() as server, client_of(server) as client:
-        engine = opened(store=server.url)
+        engine = opened(store=server.url, method="scout:cap=0.5")
         healthy = asked(engine)
         victim = healthy.report.chunks[1].chunk_id
         client.delete(f"ragkv:{{{key_of(engine, victim)}}}:body:11")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ragkv.engine.fingerprint import fingerprint
+from ragkv.engine.fingerprint import fingerprint, keep_stored_block
 from ragkv.engine.prefill import Prefiller
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import Profile
@@ -48,7 +48,7 @@ def test_one_ingest_policy_is_not_another() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     {
-        "block": 16,
+        "block": 32,
         "local": 1,
         "prefix": "Read this: ",
         "chunk": "{title}: {text}",
@@ -64,6 +64,28 @@ def test_other_weights_change_it() -> None:
     model = model_with()
     model.weights_hash = "other weights"
     assert fingerprint(model, *FACTS) != fingerprint(model_with(), *FACTS)
+
+
+def test_kv_of_an_earlier_release_is_read_in_its_own_blocks() -> None:
+    stored = fingerprint(model_with(block=64, retrieval_heads=()), *FACTS)
+    model = model_with(block=16, retrieval_heads=())
+    keep_stored_block(model, stored, *FACTS)
+    assert (model.profile.block, fingerprint(model, *FACTS)) == (64, stored)
+
+
+@pytest.mark.parametrize("stored", [None, "another model"])
+def test_where_none_is_stored_blocks_have_their_present_size(stored: str | None) -> None:
+    model = model_with(block=16, retrieval_heads=())
+    keep_stored_block(model, stored, *FACTS)
+    assert model.profile.block == 16
+
+
+def test_a_calibrated_model_keeps_the_blocks_of_its_profile() -> None:
+    heads = ((0, 1),)
+    stored = fingerprint(model_with(block=64, retrieval_heads=heads), *FACTS)
+    model = model_with(block=16, retrieval_heads=heads)
+    keep_stored_block(model, stored, *FACTS)
+    assert model.profile.block == 16
 
 
 def test_what_only_decoding_uses_does_not_change_it() -> None:

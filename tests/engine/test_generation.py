@@ -297,7 +297,7 @@ def test_a_setting_that_names_nothing_is_refused_at_the_start(tmp_path, model, e
         ("dense:above=3", "no fields"),
         ("psa:budget=3", "threshold"),
         ("psa:threshold=2", "at most 1"),
-        ("lfps:reach=0.5", "whole numbers"),
+        ("lfps:reach=0.5", "a whole number"),
         ("loopserve:evict=never", "view, evict"),
     ],
 )

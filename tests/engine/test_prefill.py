@@ -12,6 +12,7 @@ from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
+from ragkv.recompute.evidence import BlockEvidence
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
@@ -169,7 +170,8 @@ def scout(r):
     """Its composite pass ends at layer 2."""
     heads = ((1, 1), (2, 6))
     r.model.profile = replace(r.model.profile, retrieval_heads=heads)
-    return Scout(layers=4, heads=heads, group=4, scale=r.model.scale, floor=1, cap=0.2)
+    kinds = ("meaning", "words", "attention")
+    return Scout(layers=4, heads=heads, group=4, scale=r.model.scale, evidence=kinds, floor=1, cap=0.2)
 
 
 OVERWRITING = {
@@ -187,7 +189,7 @@ def test_what_is_written_over_before_it_is_read_need_not_be_loaded(name, monkeyp
     method = OVERWRITING[name](r)
 
     def asked():
-        found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
+        found = told([Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)])
         return r.prefill_sparse(found, QUESTION, method, StepTimer(), PrefillOptions(8)), [
             source.given for source in found
         ]
@@ -217,15 +219,14 @@ def test_what_is_written_over_before_it_is_read_need_not_be_loaded(name, monkeyp
 def test_scout_loads_of_chunks_that_it_recomputes_what_the_composite_pass_attends_to_and_nothing_else():
     r = reader()
     way = replace(scout(r), look=0.4, cap=0.5)
-    found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
+    found = told([Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)])
     context = r.prefill_sparse(found, QUESTION, way, StepTimer(), PrefillOptions(8))
-    kept, look = len(context.plan.kept[0][0]), [len(blocks) for blocks in context.looks[1]]
+    kept, look = len(context.plan.kept[0][0]), [len(blocks) for blocks in context.looks[0]]
     assert sum(look[1:]) > 0
-    assert context.looks[0] == ((), (), ())
     assert [source.given for source in found] == [[kept] * 4, [look[1]] * 2 + [0, 0], [look[2]] * 2 + [0, 0]]
 
 
-def test_the_second_look_asks_over_what_the_first_one_found():
+def test_the_model_is_asked_over_what_the_evidence_finds():
     r = reader()
     seen = []
 
@@ -236,22 +237,33 @@ def test_the_second_look_asks_over_what_the_first_one_found():
 
     way = scout(r)
     noting = Noting(**{f: getattr(way, f) for f in way.__dataclass_fields__} | {"look": 0.4, "cap": 0.5})
-    context = sparse(r, noting)
+    found = told(sources(r))
+    context = r.prefill_sparse(found, QUESTION, noting, StepTimer(), PrefillOptions(8))
     ((queries, read),) = seen
     alone = r.queries(sources(r), ((), (), ()), QUESTION, 3)
-    assert read == noting.second_look([source.piece for source in sources(r)], alone) != ((), (), ())
-    assert context.looks == (((), (), ()), read)
-    for found, expected, first in zip(queries, r.queries(sources(r), read, QUESTION, 3), alone, strict=True):
-        torch.testing.assert_close(found, expected, **EXACT)
-        assert found is queries[0] or (found - first).abs().max() > 1e-3, "layer 0 sees no context"
+    assert read == noting.composite_blocks([source.piece for source in found]) != ((), (), ())
+    assert context.looks == (read,)
+    for found_rows, expected, first in zip(queries, r.queries(sources(r), read, QUESTION, 3), alone, strict=True):
+        torch.testing.assert_close(found_rows, expected, **EXACT)
+        assert found_rows is queries[0] or (found_rows - first).abs().max() > 1e-3, "layer 0 sees no context"
     assert all(set(one) <= set(other) for layer in context.plan.kept for one, other in zip(read, layer, strict=True))
+
+
+def told(found):
+    """Return sources with evidence in their pieces, from a fixed seed."""
+    generator = torch.Generator().manual_seed(3)
+    for source in found:
+        blocks = source.piece.blocks
+        meaning, words = torch.rand(blocks, generator=generator), torch.rand(blocks, 2, generator=generator) > 0.7
+        source.piece = replace(source.piece, evidence=BlockEvidence(meaning, words))
+    return found
 
 
 @pytest.mark.parametrize("cap", [0.02, 0.3, 0.7])
 def test_the_cache_has_an_eighth_of_the_context_or_as_much_as_the_plan_keeps(cap):
     r = reader()
     chunks = [tiny.tokens(64, 64 + i) for i in range(8)]
-    asked = replace(scout(r), look=0.0, floor=1, cap=cap, weakest=0.0, repair="none")
+    asked = replace(scout(r), look=0.0, floor=1, cap=cap, promise=1.0, repair="none")
     context = sparse(r, asked, chunks)
     ends = len(QUESTION) + 8
     expected = max(len(PREFIX) + 8 * 64 // 8 + ends, context.cache.lengths[0] + 8)
@@ -300,7 +312,7 @@ def test_scout_with_an_unlimited_budget_and_full_repair_is_a_full_prefill():
     r = reader()
     heads = ((2, 1), (3, 6))
     r.model.profile = replace(r.model.profile, retrieval_heads=heads)
-    scout = Scout(layers=4, heads=heads, group=4, scale=r.model.scale, weakest=0.0, cap=1.0)
+    scout = Scout(layers=4, heads=heads, group=4, scale=r.model.scale, promise=1.0, cap=1.0)
     torch.testing.assert_close(sparse(r, scout).logits, full(r), **EXACT)
 
 

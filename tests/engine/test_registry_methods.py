@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.engine.registry import METHODS, check_method, make_method, usable
+from ragkv.engine.registry import METHODS, check_method, make_method
 from ragkv.errors import InputError, NotCalibrated
 from ragkv.model.decoder import rotate
 from ragkv.model.profile import Profile
@@ -96,7 +96,7 @@ def test_scouts_repair_is_the_profiles_unless_a_request_says_it():
         ("scout:cap=much", "cap is a number, not 'much'"),
         ("scout:repair=all", "repair is one of kept, none, not 'all'"),
         ("samkv-fusion:bias=1", "bias is true or false, not '1'"),
-        ("cacheblend:gradual=a/b", "gradual is numbers with / between them, not 'a/b'"),
+        ("cacheblend:gradual=a/b", "gradual is a number, not 'a'"),
     ],
 )
 def test_a_specification_that_means_nothing_is_told(spec, told):
@@ -125,10 +125,13 @@ def test_a_value_out_of_range_is_told(model, spec, told):
         make_method(spec, model)
 
 
-def test_what_needs_retrieval_heads_says_so_and_is_not_offered():
+def test_scout_asks_the_heads_of_a_calibrated_model_and_needs_none(model):
     bare = tiny.model()
-    for name in ("scout", "random"):
-        assert name not in usable(bare)
-        with pytest.raises(NotCalibrated, match="ragkv calibrate"):
-            make_method(name, bare)
-    assert set(usable(bare)) | {"scout", "random"} == {"full", *METHODS}
+    assert make_method("scout", bare).evidence == ("meaning", "words")
+    assert make_method("scout", model).evidence == ("meaning", "words", "attention")
+    assert make_method("scout:evidence=words", model).evidence == ("words",)
+    assert make_method("scout:evidence=attention/meaning", model).evidence == ("attention", "meaning")
+    with pytest.raises(NotCalibrated, match="ragkv calibrate"):
+        make_method("scout:evidence=meaning/attention", bare)
+    with pytest.raises(InputError, match="one of meaning, words, attention"):
+        make_method("scout:evidence=guess", bare)

@@ -94,7 +94,7 @@ def test_reuse_with_chunks_that_join_is_not_one_dense_prefill():
 
 def test_scout_without_limits_and_epic_with_whole_chunks_are_one_dense_prefill():
     r = reader(retrieval_heads=HEADS)
-    for method in (scout(r, weakest=0.0, cap=1.0), Epic(4, link=41), CacheBlend(4, ratio=1.0)):
+    for method in (scout(r, promise=1.0, cap=1.0), Epic(4, link=41), CacheBlend(4, ratio=1.0)):
         for context, said in hold(r, method=method):
             torch.testing.assert_close(context.logits, dense(r, said), **EXACT)
 

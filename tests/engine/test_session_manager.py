@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ import torch
 from ingest.pipeline import ingest, remove
 from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
-from ragkv.engine.session_manager import LEAST_RELEVANCE, MAX_NAME, relevance
+from ragkv.engine.session_manager import MAX_NAME
 from ragkv.errors import InputError, NotFound, Outdated
-from ragkv.types import AskOptions, Chunk, Document, Hit
+from ragkv.types import AskOptions, Document
 from tests.interrupted import Interrupted
 from tests.quick import quick_engine
 
@@ -318,12 +319,12 @@ def test_a_conversation_and_turns_that_come_with_the_question_exclude_each_other
         library.answer("Why?", AskOptions(conversation="c", history=[("Who?", "Ada")]))
 
 
-def watch_relevance(engine, monkeypatch):
-    """Record the relevance of the pieces of every prefill."""
+def watch_evidence(engine, monkeypatch):
+    """Record the evidence in the pieces of every prefill."""
     seen, real = [], engine.prefiller.sparse_passes
 
     def prefill(sources, *rest):
-        seen.append([source.piece.relevance for source in sources])
+        seen.append([source.piece.evidence for source in sources])
         return real(sources, *rest)
 
     monkeypatch.setattr(engine.prefiller, "sparse_passes", prefill)
@@ -342,22 +343,41 @@ def watch_contexts(engine, monkeypatch):
     return seen
 
 
-def test_a_single_question_tells_its_method_how_relevant_retrieval_found_each_chunk(tmp_path, monkeypatch):
+def test_a_method_is_told_the_evidence_of_its_question_in_every_chunk(tmp_path, monkeypatch):
     with fill(quick_engine(tmp_path)) as engine:
-        seen = watch_relevance(engine, monkeypatch)
+        seen = watch_evidence(engine, monkeypatch)
         found = engine.answer(QUESTIONS[0], AskOptions(method="scout", top_k=3)).report
-        hits = {hit.chunk.id: hit.similarity for hit in engine.retriever.search(QUESTIONS[0], "default", 3)}
-    best = max(hits.values())
-    wanted = [max(LEAST_RELEVANCE, hits[chunk.chunk_id] / best) for chunk in found.chunks]
-    assert seen == [pytest.approx(wanted)]
-    assert len(set(wanted)) == 3
+        engine.answer(QUESTIONS[0], AskOptions(method="reuse", top_k=3))
+    told, none = seen
+    assert [len(each.meaning) for each in told] == [chunk.blocks for chunk in found.chunks]
+    assert max(float(each.meaning.max()) for each in told) > 0.2
+    assert any(each.words.any() for each in told)
+    assert none == [None] * 3, "a method of the papers asks the model alone"
 
 
-def test_in_a_conversation_no_chunk_is_more_relevant_so_that_a_lost_state_can_be_made_again(tmp_path, monkeypatch):
+def test_each_turn_of_a_conversation_looks_for_its_own_evidence_and_a_lost_state_for_the_same(tmp_path, monkeypatch):
+    asked = AskOptions(method="scout", top_k=2, conversation="talk")
     with fill(quick_engine(tmp_path)) as engine:
-        seen = watch_relevance(engine, monkeypatch)
-        engine.answer(QUESTIONS[0], AskOptions(method="scout", top_k=3, conversation="talk"))
-    assert seen == [[1.0, 1.0, 1.0]]
+        seen = watch_evidence(engine, monkeypatch)
+        for question in QUESTIONS[:2]:
+            engine.answer(question, asked)
+    with quick_engine(tmp_path) as engine:
+        again = watch_evidence(engine, monkeypatch)
+        engine.answer(QUESTIONS[2], asked)
+    assert not torch.equal(seen[0][0].meaning, seen[1][0].meaning), "of the same chunk, for another question"
+    for before, after in zip(seen, again[:2], strict=True):
+        assert [each.meaning.tolist() for each in before] == [each.meaning.tolist() for each in after]
+
+
+def test_a_conversation_has_a_largest_number_of_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr("ragkv.engine.session_manager.MAX_TURNS", 2)
+    asked = AskOptions(method="full", top_k=1, conversation="talk")
+    with fill(quick_engine(tmp_path)) as engine:
+        for question in QUESTIONS[:2]:
+            engine.answer(question, asked)
+        with pytest.raises(InputError, match="start a new one"):
+            engine.answer(QUESTIONS[2], asked)
+        assert engine.answer(QUESTIONS[2], replace(asked, conversation="another")).report.tokens.history == 0
 
 
 def test_of_many_retrieved_chunks_the_strongest_join_as_if_no_other_had_been_retrieved(tmp_path, monkeypatch):
@@ -389,8 +409,8 @@ def test_chunks_that_are_left_out_are_in_the_report_and_the_map_with_nothing_kep
     assert [set("".join(chunk.states)) for chunk in shown.chunks[2:]] == [{"d"}, {"d"}]
     assert [chunk.chunk_id for chunk in shown.chunks] == [chunk.chunk_id for chunk in report.chunks]
     assert (report.tokens.context, report.bytes.context_kv) == (every.tokens.context, every.bytes.context_kv)
-    assert report.bytes.heads == every.bytes.heads, "their digests were read"
-    assert (report.cache.chunks, report.cache.hits, report.ratios.cache_hit) == (4, every.cache.hits, 1)
+    assert report.bytes.heads < every.bytes.heads, "their head records were not read"
+    assert (report.cache.chunks, report.cache.misses, report.ratios.cache_hit) == (2, 0, 1)
 
 
 def test_a_turn_keeps_the_chunks_that_joined_and_the_next_one_may_take_others(tmp_path):
@@ -407,8 +427,3 @@ def test_a_turn_keeps_the_chunks_that_joined_and_the_next_one_may_take_others(tm
         lost.append(engine.answer(QUESTIONS[3], asked))
         same(cache(engine), expected)
     assert [answer.answer for answer in lost] == [answer.answer for answer in kept]
-
-
-def test_a_chunk_that_only_full_text_search_found_keeps_a_little_relevance():
-    hit = Hit(Chunk("a#0", "a", 0, "A", "text", (1,)), 1.0, similarity=-0.2)
-    assert (relevance(hit, 0.5), relevance(hit, 0.0)) == (LEAST_RELEVANCE, 1.0)

@@ -16,7 +16,7 @@ from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
-from ragkv.engine.registry import default_method, make_method
+from ragkv.engine.registry import make_method
 from ragkv.errors import ConfigError, ModelUnsupported
 from ragkv.model.decoder import DecoderModel
 from ragkv.timing import StepTimer
@@ -40,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> dict
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
     model = DecoderModel.load(str(folders[kind]), "cpu", "float32")
-    assert default_method(model) == "cacheblend", "it is not calibrated"
+    assert model.profile.retrieval_heads == (), "it is not calibrated"
     assert model.profile.stable_layers == (3,)
     prefiller = Prefiller(model, model.prompt.prefix)
     chunks = [model.prompt.chunk("Tarn", "The harbour was built in 1889. " * n) for n in (20, 30)]
@@ -55,7 +55,7 @@ def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
     sources = [
         InMemoryChunk(prefiller.encode(chunk), model.profile.block, exact=i == 0) for i, chunk in enumerate(chunks)
     ]
-    for name in ("reuse", "samkv-overwrite", "samkv-fusion", default_method(model)):
+    for name in ("reuse", "samkv-overwrite", "samkv-fusion", "scout"):
         assert (
             prefiller.prefill_sparse(sources, question, make_method(name, model), StepTimer(), PrefillOptions(12))
             .logits.isfinite()
@@ -155,7 +155,8 @@ def test_a_profile_in_the_data_folder_is_read_and_a_damaged_one_is_refused(folde
     found.write_text(json.dumps({"retrieval_heads": [[2, 5]], "block": 32}))
     calibrated = DecoderModel.load(str(folders["qwen3"]), "cpu", profiles=tmp_path)
     assert (calibrated.profile.retrieval_heads, calibrated.profile.block) == (((2, 5),), 32)
-    assert default_method(calibrated) == "scout"
+    found.write_text(json.dumps({"retrieval_heads": [[2, 5]], "scout_prior": 0.0}))
+    assert DecoderModel.load(str(folders["qwen3"]), "cpu", profiles=tmp_path).profile.retrieval_heads == ((2, 5),)
     found.write_text(json.dumps({"blocks": 32}))
     with pytest.raises(ConfigError, match="not a model profile"):
         DecoderModel.load(str(folders["qwen3"]), "cpu", profiles=tmp_path)

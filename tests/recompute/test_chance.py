@@ -4,20 +4,19 @@ import torch
 
 from ragkv.recompute.chance import Chance
 from ragkv.recompute.scout import Scout
-from tests.recompute.test_samkv import piece
 
 OPTIONS = {"layers": 2, "heads": ((0, 0),), "group": 1, "scale": 1.0, "opening": 0}
 
 
 def test_it_keeps_as_many_blocks_as_scout_but_other_ones():
-    pieces = [piece(20, i) for i in range(4)]
     g = torch.Generator().manual_seed(5)
-    masses = torch.rand(4, 20, generator=g).pow(12)
-    masses = (masses / masses.sum()).tolist()
-    found = Scout(**OPTIONS).select_blocks(pieces, masses, 0.3)
-    drawn = [Chance(**OPTIONS, seed=seed).select_blocks(pieces, masses, 0.3) for seed in range(5)]
+    logits = torch.rand(80, generator=g).pow(12).log()
+    found = Scout(**OPTIONS).select_blocks((20,) * 4, logits, 0.3, 0.9)
+    drawn = [Chance(**OPTIONS, seed=seed).select_blocks((20,) * 4, logits, 0.3, 0.9) for seed in range(5)]
     for chosen in drawn:
         assert sum(map(len, chosen)) == sum(map(len, found)) > 2
         assert chosen != found
     assert len({str(chosen) for chosen in drawn}) == 5
-    assert drawn[0] == Chance(**OPTIONS).select_blocks(pieces, masses, 0.3), "the same seed selects the same blocks"
+    assert drawn[0] == Chance(**OPTIONS).select_blocks((20,) * 4, logits, 0.3, 0.9), (
+        "the same seed selects the same blocks"
+    )

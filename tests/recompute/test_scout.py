@@ -1,4 +1,4 @@
-"""Scout's block choice: two looks, weakest, floor, cap, reach."""
+"""Scout's block choice: evidence, look, promise, floor, cap, reach."""
 
 from dataclasses import replace
 
@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.recompute.digest import retrieval_pairs
-from ragkv.recompute.scout import Scout, join_heads, pool_blocks
+from ragkv.recompute.evidence import BlockEvidence
+from ragkv.recompute.scout import Scout, join_heads, pool_blocks, promised
 from tests.recompute.test_samkv import piece
 
-SCOUT = Scout(layers=3, heads=((1, 0), (2, 3)), group=2, scale=0.5, tail=1, floor=1, cap=0.25)
+SCOUT = Scout(layers=3, heads=((1, 0), (2, 3)), group=2, scale=0.5, evidence=("attention",), tail=1, floor=1, cap=0.25)
+SEEING = replace(SCOUT, heads=(), evidence=("meaning", "words"), opening=0)
 
 
 def needle(blocks, at, strength, seed=0):
@@ -21,6 +23,15 @@ def needle(blocks, at, strength, seed=0):
     if strength:
         keys[:, at, 0] = strength
     return replace(part, digest=replace(part.digest, retrieval_keys=keys))
+
+
+def told(blocks, meaning, words=()):
+    """Return a chunk with evidence: the cosine of some blocks, and those that have the question's only word."""
+    found = BlockEvidence(torch.zeros(blocks), torch.zeros(blocks, 1, dtype=torch.bool))
+    for block, cosine in meaning.items():
+        found.meaning[block] = cosine
+    found.words[list(words)] = True
+    return replace(piece(blocks, 1), evidence=found)
 
 
 def queries():
@@ -69,22 +80,61 @@ def count(plan):
 
 def test_the_budget_lies_between_floor_and_cap():
     flat = [needle(20, 0, 0, 1), needle(20, 0, 0, 2)]
-    assert count(SCOUT.plan(flat, queries())) == int(0.25 * 40), "uniform attention has no weak block: the cap holds"
+    assert count(SCOUT.plan(flat, queries())) == int(0.25 * 40), "uniform attention promises nothing: the cap holds"
+    long = [needle(200, 0, 0, 1)]
+    assert count(replace(SCOUT, growth=1.0).plan(long, queries())) == 50
+    assert count(replace(SCOUT, growth=0.5).plan(long, queries())) == int(0.25 * 96 * (200 / 96) ** 0.5)
     sharp = [needle(20, 30, 80, 1), needle(20, 0, 0, 2)]
-    narrow = replace(SCOUT, reach=0, opening=0)
-    assert count(narrow.plan(sharp, queries())) == 1, "all other blocks are weak"
+    narrow = replace(SCOUT, reach=0, opening=0, promise=0.5)
+    assert count(narrow.plan(sharp, queries())) == 1, "the promise is kept"
     assert count(replace(narrow, floor=4).plan(sharp, queries())) == 4
     assert count(replace(narrow, floor=4, cap=0.05).plan(sharp, queries())) == 4, "the floor counts for more"
     short = [needle(2, 3, 80, 1), needle(2, 0, 0, 2)]
     assert count(replace(narrow, floor=6).plan(short, queries())) == 4, "a short context is kept whole"
 
 
-def test_blocks_are_selected_down_to_a_share_of_the_best_one():
-    """Scores 2, 1, .5, .25, 0: with a weakest of .25 the first three are strong enough."""
-    pieces, masses = sized(20), [[0.5, 2.0, 0.25, 1.0, 0.0]]
-    for weakest, expected in ((0.6, (1,)), (0.5, (1, 3)), (0.25, (0, 1, 3)), (0.1, (0, 1, 2, 3)), (0, (0, 1, 2, 3, 4))):
-        scout = replace(SCOUT, opening=0, weakest=weakest)
-        assert scout.select_blocks(pieces, masses, 1.0) == (expected,)
+def test_blocks_are_selected_until_the_promise_is_kept():
+    logits = torch.tensor([0.2, 0.5, 0.05, 0.25]).log()
+    scout = replace(SCOUT, opening=0)
+    for promise, expected in ((0.4, (1,)), (0.6, (1, 3)), (0.9, (0, 1, 3)), (0.99, (0, 1, 2, 3))):
+        assert scout.select_blocks((4,), logits, 1.0, promise) == (expected,)
+        assert promised((4,), logits, (expected,)) >= promise
+    assert promised((4,), logits, ((1, 3),)) == pytest.approx(0.75)
+
+
+def test_a_plan_says_what_it_promises():
+    certain = SEEING.plan([told(20, {7: 1.0}, (7,)), told(20, {})], [])
+    assert certain.kept[0] == ((7,), ())
+    assert certain.promised > 0.9
+    unsure = replace(SEEING, cap=0.1).plan([told(20, {}), told(20, {})], [])
+    assert unsure.promised == pytest.approx(0.1), "nothing tells the blocks apart: four of forty are kept"
+
+
+def test_meaning_and_words_find_blocks_without_a_pass_of_the_model():
+    pieces = [told(20, {3: 0.9}), told(20, {}, (12,)), told(20, {})]
+    assert SEEING.composite_layers(3) == 0
+    assert SEEING.composite_blocks(pieces) == ((), (), ())
+    kept = {
+        kinds: replace(SEEING, evidence=kinds, cap=0.02).plan(pieces, []).kept[0]
+        for kinds in (("meaning",), ("words",))
+    }
+    assert kept == {("meaning",): ((3,), (), ()), ("words",): ((), (12,), ())}
+    assert replace(SEEING, cap=0.04).plan(pieces, []).kept[0] == ((3,), (12,), ())
+
+
+def test_meaning_and_words_count_beside_attention():
+    """Attention points at two places alike; meaning decides."""
+    keys = needle(10, 0, 0, 1).digest.retrieval_keys
+    keys[:, [6, 26], 0] = 40
+    told_of = replace(told(10, {6: 0.9}), digest=replace(piece(10, 1).digest, retrieval_keys=keys))
+    scout = replace(SCOUT, evidence=("meaning", "words", "attention"), opening=0, reach=0, look=0, cap=0.1)
+    assert scout.plan([told_of], queries()).kept[0] == ((6,),)
+    assert scout.plan([replace(told_of, evidence=None)], queries()).kept[0] == ((1,),)
+
+
+def test_attention_needs_heads():
+    with pytest.raises(ValueError, match="retrieval heads"):
+        replace(SCOUT, heads=())
 
 
 def test_a_chunk_of_which_nothing_is_selected_keeps_nothing():
@@ -96,26 +146,28 @@ def test_a_chunk_of_which_nothing_is_selected_keeps_nothing():
 
 
 def test_a_block_is_left_out_where_its_opening_does_not_fit():
-    pieces, masses = sized(20, 20), [[0, 0, 0, 0.9, 0], [0, 0, 0, 0.8, 0]]
-    assert replace(SCOUT, weakest=0.5).select_blocks(pieces, masses, 0.3) == ((0, 3), ())
-    assert replace(SCOUT, weakest=0.5).select_blocks(pieces, masses, 0.4) == ((0, 3), (0, 3))
+    logits = torch.tensor([0, 0, 0, 0.9, 0, 0, 0, 0, 0.8, 0])
+    assert SCOUT.select_blocks((5, 5), logits, 0.3, 1.0) == ((0, 3), ())
+    assert SCOUT.select_blocks((5, 5), logits, 0.4, 1.0) == ((0, 3), (0, 3))
 
 
-def test_the_first_look_asks_over_the_prefix_alone_and_the_second_over_what_it_found():
-    pieces = [needle(10, 0, 0, 1), needle(10, 22, 80, 2)]
-    scout = replace(SCOUT, reach=0, look=0.1)
-    assert scout.composite_blocks(pieces) == ((), ())
-    assert scout.second_look(pieces, queries()) == ((), (0, 5))
-    assert replace(scout, look=0).second_look(pieces, queries()) == ()
+def test_the_model_is_asked_over_what_the_evidence_without_a_pass_finds():
+    scout = replace(SCOUT, evidence=("meaning", "words", "attention"), look=0.1)
+    assert scout.composite_blocks([told(10, {4: 0.9}), told(10, {})]) == ((0, 4), ())
+    assert replace(scout, look=0).composite_blocks([told(10, {4: 0.9})]) == ((),)
+    unknown = [needle(10, 0, 0, 1), told(10, {4: 0.9})]
+    assert scout.composite_blocks(unknown) == ((), ()), "where nothing is known it is asked over the prefix alone"
+    assert scout.composite_layers(3) == 3
 
 
-def test_what_the_second_look_read_is_kept_and_counts_for_the_cap():
-    pieces, masses = sized(20, 20), [[0.3, 0.9, 0.8, 0.5, 0], [0, 0, 0, 0, 0]]
+def test_what_the_model_was_asked_over_is_kept_and_counts_for_the_cap():
+    logits = torch.tensor([0.3, 0.9, 0.8, 0.5, 0, 0, 0, 0, 0, 0])
     scout = replace(SCOUT, opening=0)
-    assert scout.select_blocks(pieces, masses, 0.4, ((), (4,))) == ((1, 2, 3), (4,))
+    assert scout.select_blocks((5, 5), logits, 0.4, 1.0, ((), (4,))) == ((1, 2, 3), (4,))
     plan = replace(SCOUT, reach=0).plan([needle(10, 0, 0, 1), needle(10, 22, 80, 2)], queries(), ((3,), ()))
-    assert plan.kept[0] == ((3,), (0, 5))
-    assert plan.recompute[0][0] == pieces[0].rows((3,)), "what is kept is repaired"
+    assert {3} <= set(plan.kept[0][0])
+    assert {0, 5} <= set(plan.kept[0][1])
+    assert plan.recompute[0][0][-4:] == tuple(range(12, 16)), "what is kept is repaired"
 
 
 def test_the_score_of_a_token_at_the_end_of_a_block_spreads_to_the_next_block():
@@ -163,28 +215,11 @@ def sized(*tokens):
     return [replace(needle(4, 0, 0, 1), tokens=count, block=4) for count in tokens]
 
 
-def test_the_relevance_of_a_chunk_weighs_the_scores_of_its_blocks():
-    twins = [needle(10, 22, 40, 1), replace(needle(10, 22, 40, 1), relevance=0.5)]
-    even, halved, squared = (replace(SCOUT, prior=prior).block_mass(twins, queries()) for prior in (0, 1, 2))
-    assert even[0] == even[1], "no prior, no difference"
-    for masses, factor in ((halved, 0.5), (squared, 0.25)):
-        torch.testing.assert_close(torch.tensor(masses[1]), factor * torch.tensor(masses[0]))
-        assert sum(map(sum, masses)) == pytest.approx(1)
-
-
 def test_the_chunks_of_the_strongest_blocks_join_in_their_order():
-    chunks = [needle(10, 22, 80, 1), needle(30, 0, 0, 2), needle(10, 22, 81, 3), needle(10, 22, 82, 4)]
-    assert replace(SCOUT, chunks=2).screen(chunks, queries()) == (2, 3)
-    assert replace(SCOUT, chunks=3).screen(chunks, queries()) == (0, 2, 3)
-    many = needle(10, slice(None, None, 4), 81.5, 5)
-    assert replace(SCOUT, chunks=1).screen([many, chunks[3]], queries()) == (1,), "one strong block, not many weak ones"
-    assert SCOUT.screen(chunks, queries()) == (0, 1, 2, 3)
-    doubted = [*chunks[:3], replace(chunks[3], relevance=0.1)]
-    assert replace(SCOUT, chunks=2, prior=3).screen(doubted, queries()) == (0, 2)
-
-
-def test_an_irrelevant_chunk_loses_its_place_to_a_relevant_one():
-    weak, strong = needle(10, 22, 40, 1), replace(needle(10, 22, 41, 2), relevance=0.2)
-    bare = replace(SCOUT, opening=0, reach=0, cap=0.05)
-    found = [replace(bare, prior=prior).plan([weak, strong], queries()).kept[0] for prior in (0.0, 3.0)]
-    assert found == [((), (5,)), ((5,), ())]
+    found = [told(10, {5: 0.6}), told(30, {}), told(10, {5: 0.7}), told(10, {5: 0.8})]
+    evidence = [each.evidence for each in found]
+    assert replace(SEEING, chunks=2).screen(evidence) == (2, 3)
+    assert replace(SEEING, chunks=3).screen(evidence) == (0, 2, 3)
+    many = told(10, dict.fromkeys(range(0, 10, 2), 0.75)).evidence
+    assert replace(SEEING, chunks=1).screen([many, evidence[3]]) == (1,), "one strong block, not many weak ones"
+    assert SEEING.screen(evidence) == (0, 1, 2, 3)

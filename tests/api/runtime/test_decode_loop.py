@@ -90,13 +90,15 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_clients_are_answered_together_and_as_if_they_were_alone(service: Service) -> None:
-    engine_thread, running = service.engine_thread, []
-    alone = [engine_thread.submit(lambda engine, q=question: engine.answer(q)).result(60) for question in QUESTIONS]
+    engine_thread, running, asked = service.engine_thread, [], AskOptions(method="scout:repair=none")
+    alone = [
+        engine_thread.submit(lambda engine, q=question: engine.answer(q, asked)).result(60) for question in QUESTIONS
+    ]
     with on_prefill(engine_thread, lambda *_: running.append(engine_thread.health()["running"])):
         with held(service):
-            together = [engine_thread.ask(question) for question in QUESTIONS]
+            together = [engine_thread.ask(question, asked) for question in QUESTIONS]
         assert [future.result(60).answer for future in together] == [answer.answer for answer in alone]
-    assert running == [4, 4, 4, 4], "they are prefilled together"
+    assert max(running) == 4, "all run at once"
     tokens = [(a.report.tokens, b.result().report.tokens) for a, b in zip(alone, together, strict=True)]
     assert all(a == b for a, b in tokens)
     assert engine_thread.health()["running"] == 0

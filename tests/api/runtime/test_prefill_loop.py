@@ -151,7 +151,7 @@ def test_questions_that_wait_are_embedded_together(service: Service, count: int)
 
     service.engine_thread.submit(watch).result(30)
     try:
-        ask_all(service, QUESTIONS[:count])
+        ask_all(service, [f"{question} {count}" for question in QUESTIONS[:count]])  # vectors of questions are kept
     finally:
         service.engine_thread.submit(lambda engine: engine.retriever.embedder.__dict__.pop("encode_queries")).result(30)
     assert calls == [count]

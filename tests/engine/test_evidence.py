@@ -1,0 +1,126 @@
+"""Evidence in retrieved chunks: windows of blocks as bytes of the text, words and segments in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.engine.evidence import EvidenceFinder, as_hits, find_words, question_words, window_scores
+from ragkv.model.decoder import DecoderModel
+from ragkv.retrieval.segments import segment_count
+from ragkv.types import SEGMENT_BYTES, Chunk, Hit
+from tests.quick import quick_model
+
+TEXT = "The harbour of Tarn was built in 1889. Ågot Brække designed the café. 港口建于1889年。 It has two cranes."
+
+
+class Known:
+    """A `SegmentFinder` that knows one vector for each question, and random segments."""
+
+    def question_vector(self, question: str) -> np.ndarray:
+        return np.eye(8, dtype=np.float32)[0]
+
+    def segments(self, hits: list[Hit]) -> list[np.ndarray]:
+        random = np.random.default_rng(0)
+        return [
+            random.integers(-127, 128, (segment_count(len(hit.chunk.text.encode())), 8)).astype(np.int8) for hit in hits
+        ]
+
+
+@pytest.mark.parametrize("title", ["Tarn", "", "Å long title of its own"])
+def test_tokens_end_where_their_text_ends(title: str) -> None:
+    model = quick_model()
+    tokens = model.prompt.chunk(title, TEXT)
+    ends = model.prompt.token_ends(title, TEXT, tokens)
+    piece = model.prompt.chunk_text(title, TEXT)
+    offsets = model.tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    start = len(piece[: piece.index(TEXT)].encode())
+    whole = [(end, len(piece[:stop].encode()) - start) for end, (_, stop) in zip(ends, offsets, strict=True)]
+    exact = [abs(end - stop) <= 3 for end, stop in whole]  # a character of several tokens ends with its last
+    assert all(exact), whole
+
+
+def test_a_window_is_a_block_with_its_neighbours_in_its_own_chunk() -> None:
+    model, texts = quick_model(), [("Tarn", TEXT * 3), ("Mill", "Grain.")]
+    hits = as_hits(texts, [model.prompt.chunk(*each) for each in texts])
+    finder = EvidenceFinder(Known(), model.prompt, 4)
+    (first, last), (alone, end) = (finder._windows(hit.chunk) for hit in hits)
+    assert len(first) == -(-len(hits[0].chunk.tokens) // 4)
+    assert (first[0], last[-1]) == (0, len((TEXT * 3).encode()))
+    np.testing.assert_allclose(first[3:], last[:-3])
+    assert (alone.min(), end.max()) == (0, len(b"Grain."))
+    found = finder.find("Who built the harbour?", hits)
+    assert [len(each.meaning) for each in found] == [len(first), len(alone)]
+
+
+SHARES = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6)
+
+
+@given(st.integers(1, 6), SHARES, st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_a_window_is_compared_by_the_sum_of_what_lies_in_it(count: int, windows: list, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    segments = [random.integers(-127, 128, (count, 8)).astype(np.int8), random.integers(-9, 9, (3, 8)).astype(np.int8)]
+    bounds = np.sort(np.array(windows).T * count * SEGMENT_BYTES, axis=0)
+    question = random.standard_normal(8).astype(np.float32)
+    found, other = window_scores(segments, [bounds, np.array([[0.0], [64.0]])], question)
+    unit = segments[0] / np.maximum(np.linalg.norm(segments[0], axis=1, keepdims=True), 1e-9)
+    for score, (first, last) in zip(found.tolist(), bounds.T, strict=True):
+        inside = [max(0.0, min((i + 1) * SEGMENT_BYTES, last) - max(i * SEGMENT_BYTES, first)) for i in range(count)]
+        window = np.array(inside) @ unit
+        if np.linalg.norm(window) > 1e-3:
+            assert score == pytest.approx(window @ question / np.linalg.norm(window), abs=1e-3)
+    first_row = segments[1][0]
+    if first_row.any():
+        assert float(other[0]) == pytest.approx(first_row @ question / np.linalg.norm(first_row), abs=1e-4)
+
+
+def test_words_are_compared_by_their_beginnings_and_characters_without_spaces_by_pairs() -> None:
+    assert question_words("Who BUILT the bridges, and the bridge?") == ("who", "built", "the", "bridg", "and")
+    assert question_words("港口何时建成?") == ("港口", "口何", "何时", "时建", "建成")
+    assert question_words("1889年建成 Tarn港口") == ("1889", "年建", "建成", "tarn", "港口")
+    assert question_words("") == ()
+    assert len(question_words(" ".join(f"w{n}" for n in range(500)))) == 64
+
+
+def found_at(words: tuple[str, ...], text: str, windows: list[tuple[int, int]], title: str = "") -> list[list[bool]]:
+    chunk = Chunk("a#0", "a", 0, title, text, ())
+    bounds: np.ndarray = np.array(windows, float).T
+    return find_words(words, chunk, bounds).tolist()
+
+
+def test_a_word_stands_in_the_windows_that_its_beginning_lies_in() -> None:
+    text = "Rebuilt? Built by Åse. BUILDERS"
+    assert found_at(("built", "build", "zinc"), text, [(0, 9), (9, 15), (15, 40)]) == [
+        [False, False, False],
+        [True, False, False],
+        [False, True, False],
+    ], "not inside of another word"
+    assert found_at(("港口",), "这个港口很大", [(0, 6), (6, 18)]) == [[False], [True]], "offsets are bytes"
+    assert found_at(("1889",), "建于1889年", [(0, 6), (6, 13)]) == [[False], [True]], (
+        "a script without spaces ends a word"
+    )
+    assert found_at(("tarn",), "Nothing.", [(0, 4), (4, 8)], "The Tarn") == [[True], [True]], "a title counts in all"
+
+
+def test_the_same_evidence_is_found_whatever_model_has_read_the_chunk() -> None:
+    """Blocks of other sizes cover the same text, so their best windows overlap."""
+    model = quick_model()
+    chunk = as_hits([("Tarn", TEXT * 4)], [model.prompt.chunk("Tarn", TEXT * 4)])[0]
+    fine, coarse = (EvidenceFinder(Known(), model.prompt, block).find("two cranes", [chunk])[0] for block in (4, 16))
+    assert len(fine.meaning) > 3 * len(coarse.meaning)
+    assert fine.words[:, 1].any()
+    assert coarse.words[:, 1].any()
+
+
+def test_a_question_without_words_has_evidence_all_the_same() -> None:
+    model: DecoderModel = quick_model()
+    hit = as_hits([("Tarn", TEXT)], [model.prompt.chunk("Tarn", TEXT)])[0]
+    (found,) = EvidenceFinder(Known(), model.prompt, 8).find("?!", [replace(hit, row=3)])
+    assert found.words.shape[1] == 0
+    assert torch.isfinite(found.meaning).all()
