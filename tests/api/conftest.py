@@ -101,7 +101,7 @@ def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Servic
             yield Service(url, port, app.state.engine_thread, client, app)
     finally:  # a test that failed must not leave a thread for which the interpreter waits
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
     assert not thread.is_alive()
 
 

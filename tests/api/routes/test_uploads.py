@@ -40,7 +40,7 @@ def spooled(folder: Path) -> set[str]:
 
 
 def soon(check: Any) -> bool:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 40
     while not check() and time.monotonic() < until:
         time.sleep(0.02)
     return bool(check())
