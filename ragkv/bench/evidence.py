@@ -54,6 +54,14 @@ def set_evidence(model: DecoderModel, embedder: SetEmbedder) -> EvidenceFinder:
     return EvidenceFinder(SetSegments(embedder), model.prompt, model.profile.block, model.device)
 
 
+def packaged_evidence(model: DecoderModel) -> EvidenceFinder:
+    """Return the same with the packaged embedder. Raises ModelNotFound: it is not installed."""
+    # Imported here because a GPU machine that only computes lacks the libraries of retrieval.
+    from ragkv.retrieval import make_embedder
+
+    return set_evidence(model, make_embedder("", str(model.device)))
+
+
 class RandomEvidence:
     """Evidence in chunks of random tokens: as much work as in a service, and blocks as scattered.
 

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any, Literal
 
-from ragkv.bench.quality import ask_all
+from ragkv.bench.evidence import packaged_evidence
+from ragkv.bench.quality import QualityParams, ask_all
 from ragkv.bench.score import f1
 from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.engine.registry import FULL
@@ -94,18 +95,17 @@ def measure(
     """Ask every question with every method.
 
     Args:
-        model: The model; scout is asked only if its retrieval heads are known.
+        model: The model.
         sets: The questions.
         when: Name of the rows.
         progress: Is told the progress.
         full_before: Answers of full attention before tuning; None takes this model's own.
     """
-    methods = [method for method in METHODS if model.profile.retrieval_heads or not method.startswith("scout")]
-    outcomes = ask_all(model, sets, methods, progress)
+    outcomes = ask_all(model, sets, METHODS, progress, QualityParams(evidence=packaged_evidence(model)))
     full = {outcome.at: outcome.answer for outcome in outcomes if outcome.method == FULL}
     expected = full if full_before is None else full_before
     rows = []
-    for method in methods:
+    for method in METHODS:
         mine = [outcome for outcome in outcomes if outcome.method == method]
         means = {
             name: statistics.fmean(getattr(each.figures, name) for each in mine)
@@ -118,8 +118,6 @@ def measure(
 
 def needs_repair(after: Measured) -> bool:
     """Return whether scout loses more than `ALLOWED_LOSS` of F1 without repair."""
-    if not any(row.method == KEPT for row in after.rows):
-        return True
     return after.row(UNREPAIRED).f1 < after.row(KEPT).f1 - ALLOWED_LOSS
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ragkv.bench.evidence import packaged_evidence
 from ragkv.bench.quality import ask_all
 from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.engine.calibration import NeedleSetParams, calibrate, needle_sets
@@ -183,7 +184,8 @@ def _calibrated(run: TuneRun, source: ModelSource, progress: Progress) -> Decode
     model = DecoderModel.load(source, run.device, "auto", None, run.cache)
     if model.profile.retrieval_heads and source.adapter == run.source.adapter:
         return model
-    model.profile = calibrate(model, needle_sets(model, run.calibration), progress).profile
+    sets = needle_sets(model, run.calibration)
+    model.profile = calibrate(model, sets, progress, evidence=packaged_evidence).profile
     return model
 
 

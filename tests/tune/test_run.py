@@ -100,4 +100,3 @@ def test_a_profile_asks_for_repair_where_answers_need_it(unrepaired: float, need
     scores = {"full": 0.82, "reuse": 0.7, "scout:repair=kept": 0.80, "scout:repair=none": unrepaired}
     rows = tuple(ReportRow("after", name, 10, f1, f1, f1, 1.0, 0.0) for name, f1 in scores.items())
     assert needs_repair(Measured(rows, {})) is needed
-    assert needs_repair(Measured(rows[:2], {}))

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ragkv.bench.evidence import packaged_evidence
 from ragkv.bench.plot import check_plot
 from ragkv.bench.quality import NO_CONTEXT, QualityOutcome, QualityParams, ask_all, check_fits
 from ragkv.bench.score import interval
@@ -76,13 +77,14 @@ def ask_share(chosen: argparse.Namespace) -> None:
     """Ask this process's part of all sets, and write an object a line."""
     model = DecoderModel.load(ModelSource(chosen.model, chosen.adapter))
     number, count = map(int, chosen.share.split("/"))
+    params = QualityParams(evidence=packaged_evidence(model))
     with chosen.out.open("w", encoding="utf-8") as file:
         for name in chosen.sets:
             sets = [each for each in question_sets(name, model) if _fits(model, each)]
             if chosen.questions:
                 sets = sets[: chosen.questions]
             for at in range(number, len(sets), count):
-                for outcome in ask_all(model, [sets[at]], chosen.methods, lambda *progress: None):
+                for outcome in ask_all(model, [sets[at]], chosen.methods, lambda *progress: None, params):
                     file.write(json.dumps(_row(Path(name).stem, at, outcome)) + "\n")
                 file.flush()
 

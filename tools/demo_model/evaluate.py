@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from ragkv.bench.quality import QualityOutcome, ask_all
+from ragkv.bench.evidence import packaged_evidence
+from ragkv.bench.quality import QualityOutcome, QualityParams, ask_all
 from ragkv.bench.sets import NATURAL, GoldSpan, QuestionSet, SetQuestion, natural_sets
 from ragkv.model.decoder import DecoderModel
 from tools.demo_model.bank import load
@@ -91,9 +92,9 @@ def main() -> None:
     model = DecoderModel.load(chosen.model, chosen.device, "float32")
     runs = [(f"generated {n}", generated(model, n, chosen.sets, chosen.questions)) for n in chosen.lengths]
     runs += [(f"natural {n} chunks", natural_sets(n, folder=chosen.natural)) for n in chosen.chunks]
-    kept = []
+    kept, params = [], QualityParams(evidence=packaged_evidence(model))
     for name, sets in runs:
-        outcomes = ask_all(model, sets, METHODS, lambda *_: None)
+        outcomes = ask_all(model, sets, METHODS, lambda *_: None, params)
         print("\n".join(table(name, outcomes)), flush=True)
         kept += [asdict(outcome) | {"run": name} for outcome in outcomes]
     if chosen.json:
