@@ -22,7 +22,7 @@ BUDGET = 30.0 + 2 * 30.0
 """Seconds that parsing a file of this size and splitting its text may take."""
 ENCODING = 15.0
 """Seconds of encoding, which is in proportion to the text, after which a file is removed."""
-WHOLE = ("heading.md", "lines.txt", "spans.html")
+WHOLE = ("heading.md", "lines.txt")
 """Files that are encoded to their end: they have the fewest tokens."""
 
 
