@@ -265,6 +265,29 @@ def test_only_model_imports_transformers_models() -> None:
     assert not guests, "\n".join(guests)
 
 
+FORWARD = {
+    "ragkv.engine.decoding": "a step of all answers, with what joins it",
+    "ragkv.engine.passes": "what is asked without a service",
+    "ragkv.engine.pass_runner": "S, once",
+    "ragkv.engine.prefill": "a group of chunks at ingest",
+    "ragkv.engine.self_test": "before anything is served",
+    "api.runtime.prefill_loop": "what could join no step",
+}
+"""Who may run passes, besides benches and training."""
+
+
+def test_passes_of_questions_run_in_the_loop_alone() -> None:
+    """Everything else yields its passes, so that no running answer waits for more than one forward."""
+    ran = {
+        source.module
+        for source in sources()
+        if room_of(source.module) in {"engine", "api", "ingest"}
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and node.attr == "forward" and "model" in ast.unparse(node.value)
+    }
+    assert ran == set(FORWARD)
+
+
 def test_logging_and_tracing_libraries_stay_in_a_module_each() -> None:
     owners = {"structlog": "api.observability.logs", "opentelemetry": "api.observability.traces"}
     guests = [

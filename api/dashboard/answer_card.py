@@ -199,8 +199,13 @@ def describe_answer(answer: Answer, full_ms: float) -> str:
 
 def describe_report(report: Report) -> str:
     """Describe how an answer was read in one line."""
-    ratios = report.ratios
-    return (
-        f"Method {report.method} · chunks in the cache {percent(ratios.cache_hit)}"
-        f" · bytes loaded {percent(ratios.load)}"
-    )
+    ratios, selection = report.ratios, report.selection
+    parts = [
+        f"Method {report.method}",
+        f"chunks in the cache {percent(ratios.cache_hit)}",
+        f"bytes loaded {percent(ratios.load)}",
+    ]
+    if selection.promised is not None:
+        kinds = ", ".join(selection.evidence)
+        parts.append(f"blocks chosen by {kinds}, {percent(selection.promised)} of the evidence kept")
+    return " · ".join(parts)

@@ -22,6 +22,7 @@ from ragkv.metrics.sums import MetricSums
 
 _ALL = ""
 """The choice of all tenants."""
+UNMEASURED = "the answers: not measured on your documents (ragkv calibrate --documents does it)"
 _COLUMNS: list[dict[str, Any]] = [
     {"name": "tenant", "label": "Tenant", "field": "tenant", "align": "left"},
     {"name": "answers", "label": "Answers", "field": "answers"},
@@ -56,6 +57,7 @@ class Overview:
                 elif user is not None:
                     ui.label(f"tenant {user.name}").classes("note")
                 RangeChoice(self._choose_range)
+        ui.label(f"Quality of {self._engine_thread.quality or UNMEASURED}").classes("note")
         self._tiles, self._charts = Tiles(self._engine_thread, series), Charts(series)
         self._usage = self._build_usage() if self._operator else None
         self._latest = LatestAnswers(self._engine_thread, tenant, open_document)

@@ -88,12 +88,13 @@ class EngineThread:
     """Owns the engine in a thread of its own. Its methods may be called from any thread.
 
     Attributes:
-        jobs: The ingest jobs. This attribute and the next five exist once the future of `start` has completed.
+        jobs: The ingest jobs. This attribute and the next six exist once the future of `start` has completed.
         catalog_service: The catalogue for the routes.
         passage_search: Searches for passages.
         text_service: Embeds and ranks texts of requests.
         model: Name of the loaded model.
         methods: Methods that the model can be asked with.
+        quality: What `ragkv calibrate --documents` measured of the model; "" where it was not measured.
         metrics: Counts the questions.
         history: The latest answers.
         audit: Records who changed which documents.
@@ -105,6 +106,7 @@ class EngineThread:
     text_service: TextService
     model: str
     methods: tuple[str, ...]
+    quality: str
 
     def __init__(self, settings: Settings, shared: bool = False, charge: Charge = charge_nobody):
         """Prepare the thread without starting it.
@@ -317,6 +319,7 @@ class EngineThread:
         with engine:
             try:
                 self.model, self.methods = engine.model.name, METHOD_NAMES
+                self.quality = engine.model.profile.quality
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes, self.audit.record_outcome)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)

@@ -47,12 +47,14 @@ class _Prefilling:
         passes: Where its passes come from.
         next: Its next pass, or what it waits for; None before its first.
         seconds: Of the engine's time that it took so far.
+        alone: Whether its passes run in no forward of others: one that it was in has failed.
     """
 
     question: QueuedQuestion
     passes: Passes[RequestState]
     next: Pass | Pause | None = None
     seconds: float = 0.0
+    alone: bool = False
 
     @property
     def rows(self) -> int:
@@ -128,7 +130,8 @@ class PrefillLoop:
         for each in [each for each in self._started if isinstance(each.next, Pause) and not each.idle_seconds]:
             self._resume(each, None)
         self._group = self._next_group(rows)
-        return Company(list({id(each.next): each.next for each in self._group if isinstance(each.next, Pass)}.values()))
+        passes = {id(each.next): each.next for each in self._group if isinstance(each.next, Pass)}
+        return Company(list(passes.values()), any(each.alone for each in self._group))
 
     def accept(self, company: Company, seconds: float) -> None:
         """Go on with the questions whose passes are `company`. Where they did not run, they run now.
@@ -139,7 +142,7 @@ class PrefillLoop:
         """
         group, self._group = self._group, []
         if company.fault is not None:
-            self._prefill_apart(group)
+            self._begin_again(group)
             return
         logits = company.logits
         if logits is None:
@@ -147,7 +150,7 @@ class PrefillLoop:
             try:
                 logits = self._engine.model.forward(company.passes)
             except Exception as error:
-                self._fail_or_prefill_apart(group, error)
+                self._fail_or_begin_again(group, error)
                 return
             seconds = time.monotonic() - started
         found = {id(each): rows for each, rows in zip(company.passes, logits, strict=True)}
@@ -163,6 +166,7 @@ class PrefillLoop:
         """Return the questions, in the order in which they began, whose next passes fit into a forward beside `rows`.
 
         Those that wait for the same chunk to be encoded have the same pass. It runs once, so all of them are returned.
+        A question that runs alone comes with no others but these.
         """
         group, passes = list[_Prefilling](), set[int]()
         for each in self._started:
@@ -170,7 +174,7 @@ class PrefillLoop:
                 continue
             if id(each.next) not in passes:
                 rows += each.rows
-                if group and rows > self._engine.group_tokens:
+                if group and (each.alone or group[0].alone or rows > self._engine.group_tokens):
                     break
                 passes.add(id(each.next))
             group.append(each)
@@ -200,29 +204,24 @@ class PrefillLoop:
         self._started.remove(each)
         self._prefilled(each.question, state, each.seconds + seconds)
 
-    def _fail_or_prefill_apart(self, group: list[_Prefilling], error: Exception) -> None:
-        """End the question whose forward failed. Of several, the fault is of one."""
-        if len(group) > 1:
-            self._prefill_apart(group)
-            return
-        group[0].passes.close()
-        self._started.remove(group[0])
-        self._failed(group[0].question, error)
+    def _fail_or_begin_again(self, group: list[_Prefilling], error: Exception) -> None:
+        """End the questions whose forward failed. If it was of several, the fault is of one: they begin again."""
+        shared = len({id(each.next) for each in group}) > 1
+        failed = [each for each in group if each.alone or not shared]
+        for each in failed:
+            each.passes.close()
+            self._started.remove(each)
+            self._failed(each.question, error)
+        self._begin_again([each for each in group if each not in failed])
 
-    def _prefill_apart(self, group: list[_Prefilling]) -> None:
-        """Prefill the questions of a forward that failed once more, one after another.
+    def _begin_again(self, group: list[_Prefilling]) -> None:
+        """Prefill the questions of a forward that failed once more, each alone.
 
         What a pass that broke off wrote is dropped with its cache.
         """
         for each in group:
             each.passes.close()
         for each in group:
-            started = time.monotonic()
-            with working_for(each.question.context):
-                try:
-                    state = self._engine.prefill(each.question.question, each.question.options)
-                except BaseException as fault:
-                    self._started.remove(each)
-                    self._failed(each.question, fault)
-                else:
-                    self._end(each, state, time.monotonic() - started)
+            each.alone, each.next = True, None
+            each.passes = self._engine.prefill_passes(each.question.question, each.question.options)
+            self._resume(each, None)

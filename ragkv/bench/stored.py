@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
+from ragkv.engine.passes import Passes
 from ragkv.model.decoder import DecoderModel
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.format.layout import Layout
@@ -31,7 +32,12 @@ class Stored:
 
     def open(self, kv: ChunkKV, exact: bool) -> StoredChunk:
         """Return the stored chunk with its head record loaded."""
-        return StoredChunk(self._chunks, kv.tokens, exact, lambda: kv)
+
+        def again() -> Passes[ChunkKV]:
+            yield from ()
+            return kv
+
+        return StoredChunk(self._chunks, kv.tokens, exact, again)
 
 
 @contextmanager

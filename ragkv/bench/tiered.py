@@ -20,6 +20,7 @@ import torch
 
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
+from ragkv.engine.passes import Passes
 from ragkv.errors import EntryMissing, InputError, StoreError
 from ragkv.model.decoder import DecoderModel
 from ragkv.store import open_store
@@ -202,7 +203,7 @@ class TieredBenchStore:
         return tiers, ChunkStore(tiers, self._model, self._fingerprint, "bench", self._body)
 
 
-def _lost() -> ChunkKV:
+def _lost() -> Passes[ChunkKV]:
     """Fail instead of encoding a lost chunk again: its time would be measured too."""
     raise InputError("the store lost a chunk that was put there a moment ago; give it more room")
 

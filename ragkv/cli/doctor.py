@@ -172,10 +172,8 @@ def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
             findings.ok("profile", f"calibrated, {heads} retrieval heads, {size}")
         else:
             findings.ok("profile", f"not calibrated, {size}")
-        if profile.agreement:
-            questions, delta, low, high = profile.agreement
-            told = f"{delta:+.1f} points of F1 to full ({low:+.1f} … {high:+.1f}), {questions:.0f} questions"
-            findings.ok("quality", f"{profile.method}: {told} about your documents")
+        if profile.quality:
+            findings.ok("quality", profile.quality)
         else:
             findings.fact("quality", "not measured on your documents (`ragkv calibrate --documents` does it)")
         _reuse(model, settings, findings)

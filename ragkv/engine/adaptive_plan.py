@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ragkv.engine.passes import Passes
 from ragkv.engine.stitch import Stitch
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import Attention, Capture, Pass, Step
@@ -26,19 +27,19 @@ class AdaptivePlan:
         """Set up a plan; attention: of the rows that are recomputed, or of the question's; None is dense."""
         self._model, self._stitch, self._plan, self._attention = model, stitch, plan, attention
 
-    def refine(self, refinement: Refinement, tokens: Sequence[Sequence[int]], cached_chunks: int) -> Plan:
-        """Recompute layer by layer; from layer to layer fewer tokens stay, those that differ most from what is stored.
+    def refine(self, refinement: Refinement, tokens: Sequence[Sequence[int]], cached_chunks: int) -> Passes[Plan]:
+        """Recompute layer by layer, a pass each. From layer to layer fewer tokens stay: those that differ most.
 
         Args:
-            refinement: Which share of the tokens stays after each layer, and how their difference is measured.
+            refinement: Which share of the tokens stays after each layer, and how the difference from what is stored is
+                measured.
             tokens: Token ids of every chunk.
             cached_chunks: Number of leading chunks that an earlier turn repaired. Shares do not count them.
 
         Returns:
             The plan with the tokens that were recomputed.
         """
-        model, stitch = self._model, self._stitch
-        layers, total = model.shape.layers, sum(map(len, tokens[cached_chunks:]))
+        stitch, layers, total = self._stitch, self._model.shape.layers, sum(map(len, tokens[cached_chunks:]))
         hidden: Tensor | None = None
         positions, start = stitch.positions(self._plan.recompute[0]), 0
         done: list[Tensor] = []
@@ -48,7 +49,7 @@ class AdaptivePlan:
             stored = stitch.rows(layer, positions)
             capture = Capture()
             again = stitch.again(tokens, positions, start, layer + 1, hidden)
-            model.forward([replace(again, capture=capture, attention=self._attention)])
+            yield replace(again, capture=capture, attention=self._attention)
             done += [positions] * (layer + 1 - len(done))
             difference = refinement.measure(stitch.rows(layer, positions), stored)
             count = math.ceil(share * total - 1e-9)
@@ -56,7 +57,7 @@ class AdaptivePlan:
             hidden = None if capture.entered is None else capture.entered[best]
             positions, start = positions[best.cpu()], layer
         if positions.numel():
-            model.forward([replace(stitch.again(tokens, positions, start, layers, hidden), attention=self._attention)])
+            yield replace(stitch.again(tokens, positions, start, layers, hidden), attention=self._attention)
         done += [positions] * (layers - len(done))
         distinct = {id(rows): rows for rows in done}  # most layers recompute the same tokens
         found = {number: stitch.tokens(rows) for number, rows in distinct.items()}
@@ -69,8 +70,8 @@ class AdaptivePlan:
         stored: Sequence[Sequence[Rows]],
         question: Sequence[int],
         outputs: int = 1,
-    ) -> tuple[Tensor, Plan]:
-        """Prefill the question layer by layer; its queries in a layer decide which blocks join before they attend.
+    ) -> Passes[tuple[Tensor, Plan]]:
+        """Prefill the question layer by layer, a pass each. Its queries decide which blocks join before they attend.
 
         Args:
             expansion: Chooses the blocks of a layer.
@@ -91,7 +92,7 @@ class AdaptivePlan:
             capture, start = Capture(), max(0, layer - 1)
             steps = [Step(None, slots[number]) for number in range(start, layer + 1)]
             until = Pass(ids, positions, stitch.cache, steps, None, capture, layer + 1, start, hidden, self._attention)
-            self._model.forward([until])
+            yield until
             hidden = capture.entered
             joining = expansion(layer, capture.q[-1], [rows[layer][0] for rows in stored])
             fixed = self._plan.kept[layer]
@@ -104,4 +105,5 @@ class AdaptivePlan:
             )
         last = Step(None, slots[-1], leave=torch.arange(max(0, length - outputs), length))
         end = Pass(ids, positions, stitch.cache, [last], start=layers - 1, hidden=hidden, attention=self._attention)
-        return self._model.forward([end])[0][-1], replace(self._plan, kept=tuple(kept))
+        logits = yield end
+        return logits[-1], replace(self._plan, kept=tuple(kept))

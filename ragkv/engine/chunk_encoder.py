@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -184,15 +184,6 @@ class ChunkEncoder:
                 yield Pause(time.monotonic() + POLL_SECONDS)
         return [opened[i] for i in range(len(chunks))]
 
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Let the passes that are made inside the block be shared with none that are made outside."""
-        outside, self._encodings = self._encodings, WeakValueDictionary()
-        try:
-            yield
-        finally:
-            self._encodings = outside
-
     def _obtain(self, lost: _Missing, store: ChunkStore, collection: str) -> Passes[StoredChunk | None]:
         """Return a missing chunk, encoded here or by another process; None while that process is at work."""
         key = store.key(lost.chunk.tokens)
@@ -249,7 +240,7 @@ class ChunkEncoder:
     ) -> StoredChunk:
         """Make the source of a chunk; one that was not found is encoded and stored. found: as in `StoredChunk`."""
         exact = first and self._prefiller.mode == "shared"
-        encode = partial(self._prefiller.encode, chunk.tokens)
+        encode = partial(self._prefiller.encode_passes, chunk.tokens)
         repair_entry = partial(self._repair_entry, chunk, collection, store)
         return StoredChunk(store, chunk.tokens, exact, encode, repair_entry, self.costs, found)
 

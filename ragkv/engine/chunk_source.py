@@ -12,6 +12,7 @@ from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import FREE, CostModel
 from ragkv.engine.kv_transfer import PendingPin
 from ragkv.engine.memory_source import InMemoryChunk, no_blocks
+from ragkv.engine.passes import Passes
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
 from ragkv.kernels.transfer import PinnedBlocks
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
@@ -38,7 +39,7 @@ def find_head(store: ChunkStore, tokens: Sequence[int], key: Key | None = None) 
 class StoredChunk:
     """A chunk in the KV store or its tiers. When the store fails, the chunk is encoded again.
 
-    A chunk whose head record is missing is encoded when it is first needed, or before (`accept`).
+    A chunk whose head record is missing is given its encoding before it is used (`accept`).
 
     Attributes:
         tokens: The chunk's token ids.
@@ -53,7 +54,7 @@ class StoredChunk:
         store: ChunkStore,
         tokens: Sequence[int],
         exact: bool,
-        encode: Callable[[], ChunkKV],
+        encode: Callable[[], Passes[ChunkKV]],
         repair_entry: Callable[[ChunkKV, StoreError], ChunkKV] = lambda kv, error: kv,
         costs: CostModel = FREE,
         found: tuple[Key, FoundHead] | None = None,
@@ -64,7 +65,7 @@ class StoredChunk:
             store: The store.
             tokens: The chunk's token ids.
             exact: As in `Piece`.
-            encode: Encodes the chunk again.
+            encode: Encodes the chunk again; the pass is yielded.
             repair_entry: Stores a chunk that the store did not deliver for this reason, and returns it as it would be
                 loaded.
             costs: Decides whether stored blocks are worth loading. If not, the chunk is encoded.
@@ -88,24 +89,24 @@ class StoredChunk:
             self._piece = Piece(len(self.tokens), store.block, head.digest, exact)
 
     def accept(self, kv: ChunkKV, stored: bool = False) -> ChunkKV:
-        """Take the encoding of a missing chunk, and store it; return it as it would be loaded.
+        """Take the encoding of a chunk, and store what the store did not deliver; return it as it would be loaded.
 
         Args:
             kv: The encoding.
             stored: It was stored before, and is as it would be loaded.
         """
-        assert self._reason is not None, "only a missing chunk is encoded before it is loaded"
-        kv = kv if stored else self._repair_entry(kv, self._reason)
+        if not stored:
+            kv = self._store.as_loaded(kv) if self._reason is None else self._repair_entry(kv, self._reason)
         self._source = InMemoryChunk(kv, self._store.block, self._exact)
-        self._piece = self._source.piece
+        self._piece = self._piece or self._source.piece
         return kv
 
     @property
     def piece(self) -> Piece:
-        """What a method needs to plan with the chunk."""
+        """What a method needs to plan with the chunk. Raises StoreError: why there is no head record, nor encoding."""
         if self._piece is None:
-            self.accept(self._encode())
-        assert self._piece is not None
+            assert self._reason is not None, "a chunk with a head record has a piece"
+            raise self._reason
         return self._piece
 
     @piece.setter
@@ -120,7 +121,7 @@ class StoredChunk:
         """
         return next((name for name in ("store", "host", "gpu") if self._tier_bytes[name]), "host")
 
-    def load(self, requested: Sequence[Blocks]) -> list[Rows]:
+    def load(self, requested: Sequence[Blocks]) -> Passes[list[Rows]]:
         """Return per layer the pre-RoPE rows of the wanted blocks, from a new encoding if the store fails."""
         head = self._loadable_head(requested)
         if head is not None:
@@ -128,15 +129,20 @@ class StoredChunk:
                 with self._store.quarantining(self._key):
                     loaded = self._store.tiers.load(self._key, head, requested)
             except StoreError as error:
-                self._source = self._encode_after(error)
+                self._lose(error.code, error)
             else:
                 self._count(loaded.tier_bytes)
                 return loaded.rows
+        if self._source is None:
+            self.accept((yield from self._encode()))
         assert isinstance(self._source, InMemoryChunk)
-        return self._source.load(requested)
+        return (yield from self._source.load(requested))
 
     def pin(self, requested: Sequence[Blocks], threads: Executor) -> PendingPin:
-        """Start to pin the wanted blocks in memory, in one of the threads if they have to be fetched."""
+        """Start to pin the wanted blocks in memory, in one of the threads if they have to be fetched.
+
+        Nothing is pinned of a chunk that has to be encoded; `load` does that.
+        """
         head = self._loadable_head(requested)
         if head is None:
             return no_blocks
@@ -158,7 +164,7 @@ class StoredChunk:
         try:
             pinned = wait()
         except StoreError as error:
-            self._source = self._encode_after(error)
+            self._lose(error.code, error)
             return None
         if pinned is None:
             return None
@@ -167,12 +173,7 @@ class StoredChunk:
         return blocks
 
     def _loadable_head(self, requested: Sequence[Blocks]) -> Head | None:
-        """Return the head record to load by, or None when the chunk is in memory.
-
-        The chunk is encoded now if that is quicker than loading.
-        """
-        if self._source is None:
-            self.accept(self._encode())
+        """Return the head record to load by; None when the chunk is in memory, or is better encoded."""
         if not isinstance(self._source, Head):
             return None
         # The tiers are looked up only if loading everything from the store would be too slow.
@@ -182,7 +183,7 @@ class StoredChunk:
             reason = self._costs.why_not_load(missing, len(self.tokens))
         if reason:
             logger.debug("chunk %s: %s", self._key, reason)
-            self._source = self._encode_again(ENCODING_IS_QUICKER, self._store.as_loaded)
+            self._lose(ENCODING_IS_QUICKER)
             return None
         return self._source
 
@@ -190,12 +191,9 @@ class StoredChunk:
         self._tier_bytes += tier_bytes
         self.loaded_bytes += tier_bytes["store"] + tier_bytes["host"]
 
-    def _encode_after(self, error: StoreError) -> InMemoryChunk:
-        return self._encode_again(error.code, lambda kv: self._repair_entry(kv, error))
-
-    def _encode_again(self, reason: str, then: Callable[[ChunkKV], ChunkKV]) -> InMemoryChunk:
-        self.hit, self.fallback = False, reason
-        return InMemoryChunk(then(self._encode()), self._store.block, self._exact)
+    def _lose(self, fallback: str, reason: StoreError | None = None) -> None:
+        """Do without what is stored: `load` encodes the chunk. reason: why the store failed, if it did."""
+        self.hit, self.fallback, self._reason, self._source = False, fallback, reason, None
 
 
 def prefetch(store: ChunkStore, chunks: Sequence[Sequence[int]], method: Method) -> None:

@@ -25,11 +25,13 @@ class Company:
 
     Attributes:
         passes: The passes.
+        alone: Whether they run in no forward of others: one that they were in has failed.
         logits: Of each pass; None where they did not run beside the step.
         fault: What the forward of both raised. The passes must not run again: they may have run in part.
     """
 
     passes: abc.Sequence[Pass]
+    alone: bool = False
     logits: list[Tensor] | None = None
     fault: Exception | None = None
 
@@ -37,6 +39,11 @@ class Company:
     def rows(self) -> int:
         """Rows of all passes."""
         return sum(len(each.tokens) for each in self.passes)
+
+    @property
+    def joins(self) -> bool:
+        """Whether there are passes that may run beside others."""
+        return bool(self.passes) and not self.alone
 
 
 def decode_step(
@@ -69,7 +76,7 @@ def decode_step(
     if graph_decoder is not None:
         sequences = [each for each in sequences if each.attention is not None]
         _decode_dense(graph_decoder, dense)
-    elif dense and company is not None and company.passes and _decode_beside(model, dense, company):
+    elif dense and company is not None and company.joins and _decode_beside(model, dense, company):
         sequences = [each for each in sequences if each.attention is not None]
     if sequences:
         _accept(sequences, model.forward([each.next_pass() for each in sequences]))

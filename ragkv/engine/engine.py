@@ -323,8 +323,7 @@ class Engine:
             NotCalibrated: The method needs retrieval heads, or `abstain_below` a confidence, that the model's profile
                 lacks.
         """
-        with self.chunks.apart():
-            return run_alone(self.model, self.prefill_passes(question, options))
+        return run_alone(self.model, self.prefill_passes(question, options))
 
     def prefill_passes(self, question: str, options: AskOptions = DEFAULTS) -> Passes[RequestState]:
         """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""

@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from typing import Protocol
 
 from ragkv.engine.kv_transfer import PendingPin
+from ragkv.engine.passes import Passes
 from ragkv.kernels.transfer import PinnedBlocks
 from ragkv.recompute.base import Blocks, Piece, Rows
 from ragkv.types import ChunkKV
@@ -27,8 +28,8 @@ class ChunkSource(Protocol):
     tokens: tuple[int, ...]
     piece: Piece
 
-    def load(self, requested: Sequence[Blocks]) -> list[Rows]:
-        """Return per layer the pre-RoPE rows of the wanted blocks."""
+    def load(self, requested: Sequence[Blocks]) -> Passes[list[Rows]]:
+        """Return per layer the pre-RoPE rows of the wanted blocks. A chunk that has to be encoded yields its pass."""
         ...
 
     def pin(self, requested: Sequence[Blocks], threads: Executor) -> PendingPin:
@@ -50,8 +51,9 @@ class InMemoryChunk:
         self.tokens, self._kv = kv.tokens, kv
         self.piece = Piece(len(kv.tokens), block, kv.digest, exact)
 
-    def load(self, requested: Sequence[Blocks]) -> list[Rows]:
-        """Return slices of the encoded chunk."""
+    def load(self, requested: Sequence[Blocks]) -> Passes[list[Rows]]:
+        """Return slices of the encoded chunk, without a pass."""
+        yield from ()
         rows = [list(self.piece.rows(blocks)) for blocks in requested]
         return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
 

@@ -16,16 +16,18 @@ import torch
 from torch import Tensor
 
 from ragkv.engine.memory_source import ChunkSource
+from ragkv.engine.passes import run_alone
 from ragkv.engine.stitch import Stitch
+from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Blocks, Plan, Rows
 
 
 class OffloadedBlocks:
     """The blocks of one request that are not in its cache. Implements the fetcher of `sparse.base`."""
 
-    def __init__(self, stitch: Stitch, sources: Sequence[ChunkSource], plan: Plan):
+    def __init__(self, model: DecoderModel, stitch: Stitch, sources: Sequence[ChunkSource], plan: Plan):
         """Collect what the plan, as it was carried out, does not keep."""
-        self._stitch, self._sources, self._angle = stitch, sources, plan.key_positions
+        self._model, self._stitch, self._sources, self._angle = model, stitch, sources, plan.key_positions
         self._blocks = [
             [(i, b) for i, source in enumerate(sources) for b in range(source.piece.blocks) if b not in kept[i]]
             for kept in plan.kept
@@ -57,7 +59,9 @@ class OffloadedBlocks:
             if blocks:
                 requested: list[Blocks] = [()] * len(self._blocks)
                 requested[layer] = blocks
-                parts.append((i, source.piece.rows(blocks), source.load(requested)[layer]))
+                # Inside a pass nothing can be yielded: a chunk that the store lost meanwhile is encoded here.
+                rows = run_alone(self._model, source.load(requested))[layer]
+                parts.append((i, source.piece.rows(blocks), rows))
         self._stitch.put(layer, parts, self._angle)
         left = torch.ones(len(self._blocks[layer]), dtype=torch.bool)
         left[list(which)] = False

@@ -126,8 +126,8 @@ class PassRunner:
         sources: Sequence[ChunkSource],
         requested: Sequence[Sequence[Blocks]],
         key_positions: KeyPositions | None = None,
-    ) -> None:
-        """Load blocks into the rows that are reserved for them.
+    ) -> Passes[None]:
+        """Load blocks into the rows that are reserved for them. A chunk that has to be encoded again yields its pass.
 
         With a KV transfer, blocks that are in memory may still be in flight when this returns; the cache waits for
         them where it is read.
@@ -144,7 +144,9 @@ class PassRunner:
             if self._kv_transfer is not None and key_positions is None:
                 pins = {i: sources[i].pin(mine, self._kv_transfer.threads) for i, mine in todo.items()}
                 pinned = acquire(pins, held)
-            rows: dict[int, list[Rows]] = {i: sources[i].load(mine) for i, mine in todo.items() if i not in pinned}
+            rows: dict[int, list[Rows]] = {}
+            for i in todo.keys() - pinned.keys():
+                rows[i] = yield from sources[i].load(todo[i])
             for layer, blocks in enumerate(requested if rows else ()):
                 parts = [(i, sources[i].piece.rows(blocks[i]), loaded[layer]) for i, loaded in rows.items()]
                 stitch.fill(layer, parts, key_positions)

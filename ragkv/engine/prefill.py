@@ -106,6 +106,12 @@ class Prefiller:
         self.model.forward(passes)
         return [self._captured(tokens, each) for tokens, each in zip(chunks, passes, strict=True)]
 
+    def encode_passes(self, tokens: Sequence[int]) -> Passes[ChunkKV]:
+        """Encode one chunk, see `encode_many`; the pass is yielded."""
+        encoding = self.encoding_pass(tokens)
+        yield encoding
+        return self.captured(tokens, encoding)
+
     def encoding_pass(self, tokens: Sequence[int]) -> Pass:
         """Return the pass that encodes a chunk, with a cache and a capture of its own."""
         start = len(self.prefix_tokens) if self.mode == "shared" else 0
@@ -231,7 +237,7 @@ class Prefiller:
         stitch.cache.extend(self.prefix)
         read, _ = split_layers((tuple(fixed),) * self.model.shape.layers, depth - 1)
         stitch.reserve(pieces, read)
-        self.runner.load_blocks(stitch, sources, read)
+        run_alone(self.model, self.runner.load_blocks(stitch, sources, read))
         return run_alone(self.model, self.runner.query_pass(stitch, question, depth))
 
 

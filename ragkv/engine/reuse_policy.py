@@ -181,7 +181,7 @@ def _stored(
 
 
 def _open(prefiller: Prefiller, store: ChunkStore, chunk: tuple[int, ...], first: bool) -> StoredChunk:
-    return StoredChunk(store, chunk, first and prefiller.mode == "shared", lambda: prefiller.encode(chunk))
+    return StoredChunk(store, chunk, first and prefiller.mode == "shared", lambda: prefiller.encode_passes(chunk))
 
 
 def weighted_rows(work: ReuseWork, weight: float) -> float:

@@ -23,7 +23,7 @@ from ragkv.engine.pass_runner import PassRunner
 from ragkv.engine.passes import Passes
 from ragkv.engine.prefill_state import DenseReasons, PrefilledContext, PrefillOptions, mean_keys
 from ragkv.engine.session import SessionState, minus, plus
-from ragkv.recompute.base import Blocks, Expansion, Method, Plan, overwritten_blocks, recomputed_tokens
+from ragkv.recompute.base import Blocks, Expansion, Method, Plan, Rows, overwritten_blocks, recomputed_tokens
 from ragkv.sparse.base import DecodeState, decode_state, last_rows, observe_queries
 from ragkv.sparse.pairs import appended_pairs
 from ragkv.sparse.prefill import SparsePrefill
@@ -73,8 +73,8 @@ class StitchedPrefill:
         yield from self._open(blocks)
         plan, later = yield from self._plan(blocks)
         if plan.expansion is not None:
-            return self._expand(plan, plan.expansion)
-        plan = self._load_plan(plan, later)
+            return (yield from self._expand(plan, plan.expansion))
+        plan = yield from self._load_plan(plan, later)
         self._choose_attention(plan)
         if plan.one_pass:
             logits = yield from self._repair_and_prefill(plan)
@@ -84,7 +84,7 @@ class StitchedPrefill:
                 logits = yield from self._prefill_question()
         self._state.append_question(len(self._question))
         if self._decoding is not None and self._decoding.wants_offloaded:
-            self._decoding.offloaded = OffloadedBlocks(self._stitch, self._sources, plan)
+            self._decoding.offloaded = OffloadedBlocks(self._model, self._stitch, self._sources, plan)
         prefilled = sum(recomputed_tokens(plan.recompute)) + self._pending + len(self._question)
         return self._context(logits, plan, self._stitch.end, prefilled)
 
@@ -110,7 +110,7 @@ class StitchedPrefill:
         yield from self._runner.read_pending(self._state, self._timer)
         self._state.join(self._pieces[new:])
 
-    def _load_composite(self, blocks: tuple[Blocks, ...]) -> list[Sequence[Blocks]]:
+    def _load_composite(self, blocks: tuple[Blocks, ...]) -> Passes[list[Sequence[Blocks]]]:
         """Load the blocks per chunk that a composite pass reads; return those [layer][chunk] that it does not read.
 
         The composite pass attends in all its layers but the last: of that one only the queries are needed.
@@ -121,7 +121,7 @@ class StitchedPrefill:
             missing = self._state.missing(requested)
             self._stitch.reserve(self._pieces, missing)
             now, later = split_layers(missing, self._method.composite_layers(layers) - 1)
-            self._runner.load_blocks(self._stitch, self._sources, now)
+            yield from self._runner.load_blocks(self._stitch, self._sources, now)
             self._state.hold(requested)
         return later
 
@@ -131,7 +131,7 @@ class StitchedPrefill:
         Returns:
             The plan, and the blocks [layer][chunk] that are in the context but not loaded in all layers.
         """
-        later = self._load_composite(blocks)
+        later = yield from self._load_composite(blocks)
         with self._timer.step("plan"):
             depth = self._method.composite_layers(self._model.shape.layers)
             if depth:
@@ -139,7 +139,7 @@ class StitchedPrefill:
             queries = yield from self._runner.query_pass(self._stitch, self._question, depth)
             return self._method.plan(self._pieces, queries, blocks), later
 
-    def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Plan:
+    def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Passes[Plan]:
         """Load what the plan keeps and the cache lacks; return what is left of the plan in this turn.
 
         Blocks whose rows are all recomputed and overwritten get rows and no bytes.
@@ -154,7 +154,7 @@ class StitchedPrefill:
             self._stitch.reserve(self._pieces, missing)
             plan = self._state.remaining(plan, self._pieces)
             requested = minus(plus(later, missing), overwritten_blocks(self._pieces, plan))
-            self._runner.load_blocks(self._stitch, self._sources, requested, plan.key_positions)
+            yield from self._runner.load_blocks(self._stitch, self._sources, requested, plan.key_positions)
         return plan
 
     def _choose_attention(self, plan: Plan, joining: int = 0) -> None:
@@ -204,29 +204,31 @@ class StitchedPrefill:
         tokens = self._token_ids()
         if plan.refinement is not None:
             with self._timer.step("repair"):
-                return AdaptivePlan(self._model, self._stitch, plan, self._sparse).refine(
-                    plan.refinement, tokens, self._cached[1]
-                )
+                adaptive = AdaptivePlan(self._model, self._stitch, plan, self._sparse)
+                return (yield from adaptive.refine(plan.refinement, tokens, self._cached[1]))
         if any(any(layer) for layer in plan.recompute):
             lengths = list(self._stitch.cache.lengths)
             with self._timer.step("load"):
                 self._stitch.reserve(self._pieces, plan.padding)
-                self._runner.load_blocks(self._stitch, self._sources, plan.padding)
+                yield from self._runner.load_blocks(self._stitch, self._sources, plan.padding)
             with self._timer.step("repair"):
                 yield self._stitch.repair(plan, tokens, attention=self._sparse)
             self._stitch.cache.truncate(lengths)
         return plan
 
-    def _expand(self, plan: Plan, expansion: Expansion) -> PrefilledContext:
+    def _expand(self, plan: Plan, expansion: Expansion) -> Passes[PrefilledContext]:
         """Prefill the question layer by layer over a context that grows; all stored blocks are loaded first."""
         with self._timer.step("load"):
             layers = self._model.shape.layers
-            stored = [source.load([tuple(range(source.piece.blocks))] * layers) for source in self._sources]
+            stored = list[list[Rows]]()
+            for source in self._sources:
+                stored.append((yield from source.load([tuple(range(source.piece.blocks))] * layers)))
         # How much the context grows is not known yet: it has at most all rows of the chunks.
         self._choose_attention(plan, joining=sum(piece.tokens for piece in self._pieces))
         with self._timer.step("prefill"):
             attention = observe_queries(self._sparse, self._decoding, self._stitch.end)
-            logits, plan = AdaptivePlan(self._model, self._stitch, plan, attention).expand(
+            adaptive = AdaptivePlan(self._model, self._stitch, plan, attention)
+            logits, plan = yield from adaptive.expand(
                 expansion, self._pieces, stored, self._question, last_rows(self._decoding)
             )
         return self._context(logits, plan, self._stitch.end + len(self._question), float(len(self._question)))

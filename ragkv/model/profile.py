@@ -122,6 +122,15 @@ class Profile:
         if len(numbers) not in (0, COEFFICIENTS) or not all(numbers):
             raise ValueError(f"confidence: {COEFFICIENTS} numbers or none")
 
+    @property
+    def quality(self) -> str:
+        """What was measured of the default method's answers, in words; "" where nothing was."""
+        if not self.agreement:
+            return ""
+        questions, delta, low, high = self.agreement
+        told = f"{delta:+.1f} points of F1 to full ({low:+.1f} … {high:+.1f}), {questions:.0f} questions"
+        return f"{self.method or 'scout'}: {told} about your documents"
+
     def save(self, path: Path) -> None:
         """Write the profile as JSON, replacing the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)

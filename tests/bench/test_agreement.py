@@ -58,5 +58,7 @@ def test_the_profile_keeps_the_method_and_what_was_measured_of_it():
     ]
     profile = with_agreement(Profile(), measured)
     assert (profile.method, profile.agreement) == ("scout", (40.0, -0.5, -2.0, 1.0))
+    told = "scout: -0.5 points of F1 to full (-2.0 … +1.0), 40 questions about your documents"
+    assert (Profile().quality, profile.quality) == ("", told)
     with pytest.raises(ValueError, match="agreement"):
         replace(profile, agreement=(1.0,))

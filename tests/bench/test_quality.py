@@ -14,6 +14,7 @@ from ragkv.bench.sets import QuestionSet, SetQuestion, needle_sets
 from ragkv.bench.stored import disk
 from ragkv.bench.table import rows
 from ragkv.cli import run
+from ragkv.engine.passes import run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import InputError
 from ragkv.retrieval import make_embedder
@@ -98,7 +99,7 @@ def test_the_numbers_in_memory_are_those_that_the_store_gives_back(model):
     kv = Prefiller(model, model.prompt.prefix).encode(range(300, 340))
     with disk(model, "fp8") as store:
         kept = store.put(kv)
-        rows_of = store.open(kv, exact=False).load([(0, 2)] * model.shape.layers)
+        rows_of = run_alone(model, store.open(kv, exact=False).load([(0, 2)] * model.shape.layers))
     for layer, (k, v) in enumerate(rows_of):
         tokens = [*range(16), *range(32, 40)]
         assert torch.equal(k, kept.k[layer, tokens])

@@ -13,9 +13,11 @@ from ragkv.config import load_settings
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.passes import Passes, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.layer_pass import Pass
 from ragkv.retrieval import Embedder
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.format.codec import pack
@@ -39,7 +41,7 @@ def disk(tmp_path: Path) -> DiskStore:
     return DiskStore(tmp_path / "kv")
 
 
-def never() -> ChunkKV:
+def never() -> Passes[ChunkKV]:
     raise AssertionError("encoded again")
 
 
@@ -53,7 +55,8 @@ def test_put_returns_the_chunk_as_it_is_loaded_bit_for_bit(
     assert error is None
     stored, in_memory = StoredChunk(store, TOKENS, False, never), InMemoryChunk(loaded, store.block)
     requested = [(0, 3, 9), (), *[(1, 2)] * (model.shape.layers - 2)]
-    for one, other in zip(stored.load(requested), in_memory.load(requested), strict=True):
+    ours, theirs = (run_alone(model, source.load(requested)) for source in (stored, in_memory))
+    for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
     assert torch.equal(stored.piece.digest.mean_keys, loaded.digest.mean_keys)
@@ -107,9 +110,32 @@ def test_a_chunk_that_cannot_be_quantised_is_used_and_not_stored(
     assert isinstance(error, NotQuantisable)
     assert loaded is spoilt
     assert list(disk.keys()) == []
-    source = StoredChunk(store, TOKENS, False, lambda: store.put(spoilt)[0])
+    source = StoredChunk(store, TOKENS, False, never)
     assert not source.hit
-    assert torch.isinf(source.load([(0,)] * model.shape.layers)[3][1]).sum() == 1
+    with pytest.raises(EntryMissing):
+        _ = source.piece
+    source.accept(store.put(spoilt)[0])
+    assert torch.isinf(run_alone(model, source.load([(0,)] * model.shape.layers))[3][1]).sum() == 1
+
+
+def test_blocks_that_are_gone_are_encoded_by_a_pass_that_is_yielded(
+    model: DecoderModel, disk: DiskStore, kv: ChunkKV
+) -> None:
+    store, prefiller = chunk_store_of(disk, model, "f", "c"), Prefiller(model, model.prompt.prefix)
+    store.put(kv)
+    source = StoredChunk(store, TOKENS, False, lambda: prefiller.encode_passes(TOKENS))
+    piece = source.piece
+    disk.delete(store.key(TOKENS))
+    passes = source.load([(0, 9)] * model.shape.layers)
+    layer_pass = next(passes)
+    assert isinstance(layer_pass, Pass)
+    assert layer_pass.tokens.tolist() == list(TOKENS)
+    with pytest.raises(StopIteration) as end:
+        passes.send(model.forward([layer_pass])[0])
+    rows = [*range(16), *range(144, 150)]
+    assert torch.equal(end.value.value[3][0], kv.k[3, rows])
+    assert (source.hit, source.fallback) == (False, "missing")
+    assert source.piece is piece, "a plan holds what it was made with"
 
 
 def test_a_quantised_and_sealed_library_answers(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> None:

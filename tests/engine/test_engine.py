@@ -287,8 +287,8 @@ def test_another_collection_never_reads_this_ones_entries(library, tmp_path, mod
     tokens = library.catalog.chunks_of("default", "01-skerrow-light.md")[0].tokens
     mine, theirs = (ChunkStore(library.tiers, model, library.fingerprint, name) for name in ("default", "other"))
     assert mine.key(tokens) != theirs.key(tokens)
-    assert StoredChunk(mine, tokens, False, lambda: library.prefiller.encode(tokens)).hit
-    source = StoredChunk(theirs, tokens, False, lambda: library.prefiller.encode(tokens))
+    assert StoredChunk(mine, tokens, False, lambda: library.prefiller.encode_passes(tokens)).hit
+    source = StoredChunk(theirs, tokens, False, lambda: library.prefiller.encode_passes(tokens))
     assert not source.hit
     with pytest.raises(NotFound):
         library.answer(QUESTION, AskOptions(collection="other"))

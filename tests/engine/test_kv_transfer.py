@@ -64,7 +64,7 @@ class Case:
     def prefill(self, prefiller, which, method):
         """Return (context, sources) of one question."""
         store = self.stores[which]
-        encode = [lambda chunk=chunk: self.loading.encode(chunk) for chunk in CHUNKS]
+        encode = [lambda chunk=chunk: self.loading.encode_passes(chunk) for chunk in CHUNKS]
         sources = [
             StoredChunk(store, c, i == 0, e, lambda kv, error: store.put(kv)[0])
             for i, (c, e) in enumerate(zip(CHUNKS, encode, strict=True))

@@ -14,6 +14,7 @@ import pytest
 
 import ragkv
 from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.passes import Passes
 from ragkv.engine.prefill import Prefiller
 from ragkv.model.decoder import DecoderModel
 from ragkv.store import redis_link
@@ -57,7 +58,7 @@ class Socket:
         return getattr(self._connected, name)
 
 
-def never() -> ChunkKV:
+def never() -> Passes[ChunkKV]:
     raise AssertionError("encoded again")
 
 
@@ -68,7 +69,8 @@ def load_and_pin(store: KVStore, model: DecoderModel, reads: list[list[tuple[str
     requested = [(0, 3, 9), (), *[(1, 2)] * (model.shape.layers - 2)]
     source = StoredChunk(chunks, TOKENS, False, never)
     reads.clear()
-    source.load(requested)
+    with pytest.raises(StopIteration):  # it ends without a pass
+        next(source.load(requested))
     assert reads
     if host_bytes:
         chunks.tiers.drop_blocks(chunks.key(TOKENS))

@@ -47,7 +47,7 @@ def step(model, context, at, token=5):
 
 def test_at_the_identity_setting_everything_comes_in_the_first_step_and_is_read():
     talk, dense, sources, model = asked(None)
-    absent = OffloadedBlocks(talk.stitch, sources, dense.plan)
+    absent = OffloadedBlocks(model, talk.stitch, sources, dense.plan)
     for layer in range(4):
         absent.fetch(layer, range(ABSENT))
     _, reaching, _, _ = asked(Psa(1.0, block=4, reach="all"))
@@ -59,11 +59,11 @@ def test_at_the_identity_setting_everything_comes_in_the_first_step_and_is_read(
 
 
 def test_a_block_that_came_is_where_a_block_that_was_kept_would_be():
-    talk, few, sources, _ = asked(None)
+    talk, few, sources, model = asked(None)
     everything = Prefiller(tiny.model(), PREFIX).prefill_sparse(
         sources, ASKED, SamKV(layers=(2, 3), middle="all"), StepTimer(), PrefillOptions(8)
     )
-    absent = OffloadedBlocks(talk.stitch, sources, few.plan)
+    absent = OffloadedBlocks(model, talk.stitch, sources, few.plan)
     for layer in range(4):
         before = few.cache.lengths[layer]
         k, v = absent.fetch(layer, (0, 3, ABSENT - 1))

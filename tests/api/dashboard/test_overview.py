@@ -75,6 +75,11 @@ def test_every_tile_agrees_with_the_reports_and_with_metrics(desk: Desk) -> None
         assert tile(page, "Waiting")[0] == "0 of 32"
 
 
+def test_the_page_says_that_nobody_measured_the_quality_of_this_model(desk: Desk) -> None:
+    with desk.page("Overview") as page:
+        expect(page.get_by_text("not measured on your documents")).to_be_visible()
+
+
 def test_a_new_answer_is_counted_within_seconds(desk: Desk) -> None:
     with desk.page("Overview") as page:
         expect(answered(page)).to_have_text(f"in {len(desk.answers)} answers")

@@ -235,3 +235,79 @@ def test_a_fault_of_a_first_pass_ends_no_running_answer(tmp_path: Path) -> None:
             del engine.model.forward
         assert isinstance(bad.exception(), OutOfMemory)
         assert running.result().answer == alone.answer
+
+
+@pytest.mark.parametrize("method", ["cacheblend", "multi-infllm"])
+def test_every_forward_of_a_plan_that_is_completed_on_the_run_decodes_the_running_answer(
+    tmp_path: Path, method: str
+) -> None:
+    with open_small(tmp_path) as engine:
+        loop, (running,) = small_loop(engine, ["Who built the harbour of Tarn?"], tokens=120)
+        while not loop._running:
+            loop.step()
+        asked, beside, forward = Future[Answer](), list[int](), engine.model.forward
+
+        def note(passes: Sequence[Pass]) -> list[Tensor]:
+            beside.append(sum(len(each.tokens) == 1 for each in passes))
+            return forward(passes)
+
+        loop.start(QueuedQuestion("Who built the mill?", AskOptions(method=method, top_k=3, max_tokens=2), asked))
+        engine.model.forward = note  # type: ignore[method-assign]
+        try:
+            while not asked.done():
+                loop.step()
+        finally:
+            del engine.model.forward
+        assert len(beside) > engine.model.shape.layers, "one pass a layer"
+        assert not running.done()
+        assert min(beside) == 1, "no forward leaves the running answer without a token"
+
+
+def test_of_questions_that_share_a_forward_which_fails_only_the_one_at_fault_ends(tmp_path: Path) -> None:
+    asked = ["Who built the harbour of Tarn?", "Who built the bridge of Tarn?", "Who built the mill of Tarn?"]
+    with open_small(tmp_path) as engine:
+        expected = [engine.answer(each, AskOptions(method="reuse", top_k=3, max_tokens=6)).answer for each in asked]
+        loop, futures = small_loop(engine, asked)
+        forward, bad = engine.model.forward, set(engine.model.prompt.question(asked[1]))
+        bad -= set(engine.model.prompt.question(asked[0])) | set(engine.model.prompt.question(asked[2]))
+        sizes = list[int]()
+
+        def without_room(passes: Sequence[Pass]) -> list[Tensor]:
+            sizes.append(len(passes))
+            if any(bad & set(each.tokens.tolist()) for each in passes if len(each.tokens) > 1):
+                raise MemoryError
+            return forward(passes)
+
+        engine.model.forward = without_room  # type: ignore[method-assign]
+        try:
+            while loop.count:
+                loop.step()
+        finally:
+            del engine.model.forward
+        assert bad
+        assert sizes[:2] == [3, 1], "together, and then each alone"
+        assert [futures[i].result().answer for i in (0, 2)] == [expected[i] for i in (0, 2)]
+        assert isinstance(futures[1].exception(), OutOfMemory)
+
+
+def test_a_pass_that_several_questions_wait_for_and_that_fails_ends_them_once(tmp_path: Path) -> None:
+    with open_small(tmp_path) as engine:
+        keys = engine.catalog.keys()
+        for key in keys:
+            engine.tiers.drop(key)
+            engine.store.delete(key)
+        loop, futures = small_loop(engine, ["Who built the harbour of Tarn?", "When was the harbour of Tarn built?"])
+        forward = engine.model.forward
+
+        def fail(passes: Sequence[Pass]) -> list[Tensor]:
+            if any(each.capture is not None and each.capture.keys_too for each in passes):
+                raise MemoryError
+            return forward(passes)
+
+        engine.model.forward = fail  # type: ignore[method-assign]
+        try:
+            for _ in range(20):
+                loop.step()
+        finally:
+            del engine.model.forward
+        assert [type(each.exception(0)) for each in futures] == [OutOfMemory] * 2
