@@ -38,6 +38,7 @@ OTHERS_OPTIONS = {"--profile", "--seconds"}
 """Options that a page names by themselves and that belong to other programs: Docker Compose and tools/demo_model."""
 PAGES = [
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "README.md",
     "docs/api.md",
     "docs/architecture.md",
