@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -337,6 +338,13 @@ def test_only_config_reads_the_environment() -> None:
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and ENVIRONMENT & {a.name for a in node.names})
     ]
     assert not readers, "settings arrive as values; the environment is read in ragkv/config.py:\n" + "\n".join(readers)
+
+
+def test_no_test_changes_the_monotonic_clock_of_the_process() -> None:
+    """Event loops that other tests left running would sleep until a time that never comes; tests/clock.py instead."""
+    paths = (ROOT / "tests").rglob("*.py")
+    changed = [path for path in paths if re.search(r"setattr\([^)]*time(\.|, \")monotonic", path.read_text())]
+    assert not changed
 
 
 def test_nothing_unpickles() -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ingest import jobs as ingest_jobs
+from ingest import pipeline, turns
 from ingest.groups import ingest_all
 from ingest.jobs import Jobs
 from ingest.pipeline import EMBED_BATCH, IngestOutcome, ingest
@@ -17,6 +19,7 @@ from ingest.progress import no_progress
 from ingest.turns import IngestTurns
 from ragkv.errors import InputError, InvalidDocument
 from ragkv.types import Chunk, Document, Key
+from tests.clock import set_clock
 from tests.ingest.reader import FileEngine, make_document
 
 GROUP = 200
@@ -92,7 +95,7 @@ def test_a_group_has_documents_of_one_tenant_only(
         return encode(texts)
 
     monkeypatch.setattr(engine.retriever.embedder, "encode", recorded)
-    monkeypatch.setattr("time.monotonic", map(float, itertools.count()).__next__)  # all work takes equally long
+    set_clock(monkeypatch, map(float, itertools.count()).__next__, turns)  # all work takes equally long
     for tenant in "ab":  # so few that a group has room for those of both
         jobs.submit(small(3, f"{tenant}:default", tenant))
     run(jobs, engine)
@@ -156,7 +159,7 @@ def test_the_pace_of_a_job_is_that_of_its_documents_one_after_another(
 ) -> None:
     """Documents of a group overlap: each is open as long as the whole group."""
     now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    set_clock(monkeypatch, lambda: now[0], ingest_jobs, pipeline, turns)
 
     class Slow(FileEngine):
         def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:

@@ -13,6 +13,7 @@ from ragkv.tune.attention import AttentionName, quicker, row_attention
 from ragkv.tune.contexts import Context
 from ragkv.tune.masks import full_mask, stored_mask
 from ragkv.tune.rows import DropParams
+from tests.clock import set_clock
 from tests.tune.test_rows import ASKED, CHUNKS, batch, maker
 
 
@@ -47,7 +48,7 @@ def test_what_fails_is_not_taken_and_the_quicker_is(monkeypatch: pytest.MonkeyPa
     clock = [0.0]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(attention.time, "monotonic", lambda: clock[0])
+    set_clock(monkeypatch, lambda: clock[0], attention)
 
     def attempts(seconds: dict[AttentionName, float]) -> tuple[AttentionName, list[str]]:
         said: list[str] = []
