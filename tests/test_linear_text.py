@@ -16,7 +16,8 @@ from ingest.loader import parse
 from ragkv.config import load_settings
 from ragkv.engine.citations import mark
 from ragkv.errors import ConfigError
-from ragkv.passages import headings, occurrences
+from ragkv.occurrences import occurrences
+from ragkv.passages import headings
 from ragkv.types import Chunk, TextSpan
 from tests.growth import grows_linearly
 

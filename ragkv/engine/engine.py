@@ -362,7 +362,7 @@ class Engine:
         self.sessions.finish_turn(
             request.session, asked, completion.tokens, text if report.abstained else completion.text
         )
-        return Answer(request.question, text, cite(request.hits, text), report)
+        return Answer(request.question, text, cite(request.hits, text, request.sought), report)
 
     def map(self, request: RequestState) -> KVMap:
         """Return what the answer was read from. Call it as soon as the request is finalized."""

@@ -15,19 +15,23 @@ from ragkv.types import Hit
 LONGEST = 2000
 """Characters that are put before a question. A longer text is left out."""
 
-_PRONOUN = re.compile(r"\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
-_NAMES_NOTHING = frozenset(
-    "a about again and are but did do does else ever exactly far for from how in is long many more most much not of "
-    "often old on or really since so soon still than that the then there this to was were what when where which who "
-    "whom whose why with".split()
+NAMES_NOTHING = frozenset(
+    "a about after all also am an and any are as at be been before being but by can could did do does doing done down "
+    "else ever exactly far for from had has have he her hers him his how i if in into is it its just long many may me "
+    "might more most much must my name no nor not of off often old on one only or other our out over own please "
+    "really same shall she should since so some soon still such tell than that the their them then there these they "
+    "this those through to too under until up us very was we were what when where which while who whom whose why will "
+    "with would yes you your".split()
 )
+"""Words of a question that name nothing."""
+_PRONOUN = re.compile(r"\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 
 
 def refers_back(question: str) -> bool:
     """Return whether a question has a pronoun, or no word that names anything ("And since when?")."""
     words = _WORD.findall(question.lower())
-    return _PRONOUN.search(question) is not None or _NAMES_NOTHING.issuperset(words)
+    return _PRONOUN.search(question) is not None or NAMES_NOTHING.issuperset(words)
 
 
 def search_text(question: str, turns: Sequence[tuple[str, str]]) -> str:
