@@ -17,6 +17,7 @@ import typer
 from ragkv.bench.score import exact_match, f1
 from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, fail, opened, out, printable, settings_from
 from ragkv.errors import InputError, NotFound, RagkvError
+from ragkv.report import NOT_HELD, describe_confidence
 from ragkv.types import AskOptions
 
 if TYPE_CHECKING:
@@ -277,6 +278,8 @@ def _show(answer: Answer, with_question: bool) -> None:
     if with_question:
         console.print(Text(printable(answer.question), style="dim"))
     console.print(Text(printable(answer.answer) or "(no answer)", style="bold"))
+    if answer.report.held == 0 and not answer.report.abstained:
+        console.print(Text(f"  {NOT_HELD}", style="yellow"))
     for number, citation in enumerate(answer.citations, 1):
         title = printable(citation.title or citation.document_id)
         console.print(
@@ -312,7 +315,7 @@ def footer(answer: Answer) -> str:
     if report.selection.promised is not None:
         parts.insert(-1, f"{report.selection.promised:.0%} of the evidence kept")
     if report.confidence is not None:
-        parts.insert(-1, f"confidence {report.confidence:.2f}{', withheld' if report.abstained else ''}")
+        parts.insert(-1, f"{describe_confidence(report.confidence)}{', withheld' if report.abstained else ''}")
     if report.cache.fallbacks:
         parts.insert(-1, f"{len(report.cache.fallbacks)} encoded again")
     return " · ".join(parts)

@@ -26,7 +26,7 @@ from ragkv.config import Settings, ViewSettings
 from ragkv.engine.chunk_encoder import ChunkEncoder, group_tokens
 from ragkv.engine.chunk_flights import FLIGHT_RESULTS, ChunkFlights
 from ragkv.engine.citations import cite
-from ragkv.engine.confidence import confidence_of, evidence_of
+from ragkv.engine.confidence import confidence_of, evidence_of, held_of
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
 from ragkv.engine.decoding import generate
@@ -73,7 +73,7 @@ from ragkv.model.execution.block_tables import BlockPoolMemory
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
-from ragkv.passages import UNKNOWN, is_unknown
+from ragkv.passages import UNKNOWN, Citation, is_unknown
 from ragkv.report import Answer, Report
 from ragkv.retrieval import Retriever, make_embedder, make_reranker, open_earlier
 from ragkv.retrieval.follow_up import own_raised, search_text
@@ -354,15 +354,18 @@ class Engine:
         if not self.sessions.is_current(request.session):
             raise Outdated
         completion = request.detokenizer.complete(request.sequence)
-        report = self._judged(request, completion, build_report(self.model, request, completion))
-        text = UNKNOWN if report.abstained else completion.text.strip()
+        text = completion.text.strip()
+        citations = cite(request.hits, text, request.question)
+        report = self._judged(request, completion, citations, build_report(self.model, request, completion))
+        if report.abstained:
+            text, citations = UNKNOWN, ()
         asked = (request.question, request.question_tokens)
         if request.sequence.pooled is not None and request.session.name:  # the next turn computes with it
             request.context.cache.move(self.model.devices)
         self.sessions.finish_turn(
             request.session, asked, completion.tokens, text if report.abstained else completion.text
         )
-        return Answer(request.question, text, cite(request.hits, text, request.sought), report)
+        return Answer(request.question, text, citations, report)
 
     def map(self, request: RequestState) -> KVMap:
         """Return what the answer was read from. Call it as soon as the request is finalized."""
@@ -401,14 +404,25 @@ class Engine:
             "documents": documents,
         }
 
-    def _judged(self, request: RequestState, completion: Completion, report: Report) -> Report:
+    def _judged(
+        self, request: RequestState, completion: Completion, citations: abc.Sequence[Citation], report: Report
+    ) -> Report:
         """Return the report with the confidence of the answer, and whether it is withheld."""
+        text = completion.text.strip()
+        report = replace(report, held=held_of(text, citations))
         if not completion.log_probabilities or not request.hits:
             return report
-        evidence = evidence_of(completion.log_probabilities, request.hits)
+        evidence = evidence_of(
+            completion.log_probabilities,
+            request.hits,
+            unknown=completion.unknown_log_probability,
+            question=request.question,
+            answer=text,
+            citations=citations,
+        )
         confidence, least = confidence_of(evidence, self.model.profile.confidence), request.options.abstain_below
         low = confidence is not None and least is not None and confidence < least
-        abstained = low and not is_unknown(completion.text)
+        abstained = low and not is_unknown(text)
         return replace(report, confidence=confidence, evidence=evidence, abstained=abstained)
 
     def _start(self, question: str, options: AskOptions) -> RequestState:
@@ -538,6 +552,7 @@ class Engine:
             request.detokenizer,
             pooled,
         )
+        request.sequence.other = self.model.prompt.answer(UNKNOWN)[0]
         request.sequence.drafter = make_drafter(self.model, request)
         self._page(request)
         return request

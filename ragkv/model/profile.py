@@ -35,8 +35,8 @@ EARLIER_BLOCK = 64
 
 AGREEMENT = 4
 """Numbers of `agreement`."""
-COEFFICIENTS = 4
-"""Numbers of `confidence`."""
+COEFFICIENTS = (4, 7)
+"""Numbers of `confidence`: those of earlier releases, which lack the last features, and of this one."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Profile:
         if len(self.agreement) not in (0, AGREEMENT):
             raise ValueError(f"agreement: {AGREEMENT} numbers or none")
         numbers = [type(each) in (int, float) and math.isfinite(each) for each in self.confidence]
-        if len(numbers) not in (0, COEFFICIENTS) or not all(numbers):
-            raise ValueError(f"confidence: {COEFFICIENTS} numbers or none")
+        if len(numbers) not in (0, *COEFFICIENTS) or not all(numbers):
+            raise ValueError(f"confidence: {' or '.join(map(str, COEFFICIENTS))} numbers or none")
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON, replacing the file atomically."""
