@@ -20,7 +20,7 @@ SOURCES = ("ragkv", "api", "ingest")
 
 # From the ground up. A room imports its own layer and those below. `ragkv` itself is only its version.
 LAYERS = (
-    {"ragkv", "errors", "types", "timing", "occurrences", "passages", "report", "locality"},
+    {"ragkv", "errors", "types", "timing", "passages", "report", "locality"},
     {"config", "catalog", "client", "kernels", "metrics", "recompute"},
     {"integrations", "retrieval", "sparse", "store"},
     {"admin", "model"},

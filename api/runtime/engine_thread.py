@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
@@ -60,6 +61,7 @@ from ingest.turns import IngestTurns
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.registry import METHOD_NAMES
+from ragkv.engine.service_rules import rule_of
 from ragkv.errors import Busy, CatalogCorrupt, RagkvError, Restarting, Stopping, StoreFull
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Answer
@@ -88,12 +90,13 @@ class EngineThread:
     """Owns the engine in a thread of its own. Its methods may be called from any thread.
 
     Attributes:
-        jobs: The ingest jobs. This attribute and the next five exist once the future of `start` has completed.
+        jobs: The ingest jobs. This attribute and the next six exist once the future of `start` has completed.
         catalog_service: The catalogue for the routes.
         passage_search: Searches for passages.
         text_service: Embeds and ranks texts of requests.
         model: Name of the loaded model.
         methods: Methods that the model can be asked with.
+        extractive: Whether the model quotes spans (ragkv/model/profile.py).
         metrics: Counts the questions.
         history: The latest answers.
         audit: Records who changed which documents.
@@ -105,6 +108,7 @@ class EngineThread:
     text_service: TextService
     model: str
     methods: tuple[str, ...]
+    extractive: bool
 
     def __init__(self, settings: Settings, shared: bool = False, charge: Charge = charge_nobody):
         """Prepare the thread without starting it.
@@ -203,10 +207,23 @@ class EngineThread:
             Busy: The queue is full.
             Stopping: The service is shutting down.
         """
+        if rule_of(question, self.extractive):
+            return self.submit(partial(self._answer_by_rule, question, options, tenant, channel), tenant=tenant)
         future: Future[Answer] = Future()
         read = AnswerOrigin() if origin is None else origin
         self._enqueue(QueuedQuestion(question, options, future, tenant, deadline, channel, origin=read))
         return future
+
+    def _answer_by_rule(
+        self, question: str, options: AskOptions, tenant: str, channel: AnswerChannel | None, engine: Engine
+    ) -> Answer:
+        """Answer a question about the service itself. The history does not record it: it was read from no chunk."""
+        answer = engine.answer_by_rule(question, options)
+        assert answer is not None, "the rules that queue a question are those that answer it"
+        self.metrics.answered(answer.report, 0.0, tenant)
+        if channel is not None:
+            channel.ruled()
+        return answer
 
     def _enqueue(self, request: QueuedTask | QueuedQuestion) -> None:
         with self._changed:
@@ -317,6 +334,7 @@ class EngineThread:
         with engine:
             try:
                 self.model, self.methods = engine.model.name, METHOD_NAMES
+                self.extractive = engine.model.profile.extractive
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes, self.audit.record_outcome)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)

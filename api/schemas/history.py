@@ -12,7 +12,7 @@ from api.runtime.answer_history import RecordedAnswer
 from api.runtime.tenants import Tenant
 from api.schemas.common import DESCRIBED
 from ragkv.engine.kv_map import ChunkKVMap
-from ragkv.occurrences import occurrences
+from ragkv.engine.occurrences import occurrences
 from ragkv.passages import Citation
 from ragkv.report import Ratios, Report
 

@@ -141,7 +141,7 @@ def ask(
         abstain_below=abstain_below,
         speculation=speculation,
     )
-    with _answerer(settings, options) as answer:
+    with _answerer(settings, options, questions) as answer:
         return _answer_all(answer, questions, Printer(as_json, bool(file)))
 
 
@@ -152,8 +152,16 @@ ASKED_BY_HTTP = (
 
 
 @contextmanager
-def _answerer(settings: Settings, options: AskOptions) -> Iterator[Callable[[str], Answer]]:
-    """Yield the function that answers: by the service of the settings, else by an engine in this process."""
+def _answerer(
+    settings: Settings, options: AskOptions, questions: Sequence[FileQuestion]
+) -> Iterator[Callable[[str], Answer]]:
+    """Yield the function that answers: by the service of the settings, else by an engine in this process.
+
+    Args:
+        settings: Name the service, or what the engine loads.
+        options: How questions are asked.
+        questions: What will be asked. Where rules may answer all of it, there need be no documents.
+    """
     if settings.url:
         from ragkv.cli.remote import connected
 
@@ -161,7 +169,10 @@ def _answerer(settings: Settings, options: AskOptions) -> Iterator[Callable[[str
         with connected(settings) as service:
             yield lambda question: service.ask(question, conversation_id=options.conversation, **given)
     else:
-        _check_documents(settings, options.collection)
+        from ragkv.engine.service_rules import rule_of
+
+        if not all(rule_of(each.question, True) for each in questions):
+            _check_documents(settings, options.collection)
         with opened(settings) as engine:
             yield lambda question: engine.answer(question, options)
 
@@ -295,6 +306,8 @@ def _show(answer: Answer, with_question: bool) -> None:
 def footer(answer: Answer) -> str:
     """The report in one line."""
     report = answer.report
+    if report.rule:
+        return f"answered by a rule ({report.rule}), without documents or the model"
     found = report.cache.hits.gpu + report.cache.hits.host + report.cache.hits.store
     parts = [
         report.method,

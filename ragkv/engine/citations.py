@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ragkv.engine.occurrences import occurrences, words_of
 from ragkv.engine.support import deciding_sentence, is_judgement, sentences, stems
-from ragkv.occurrences import occurrences, words_of
 from ragkv.passages import PUNCTUATION, Citation, Mark, is_unknown
 from ragkv.types import Chunk, Hit
 

@@ -55,6 +55,7 @@ from ragkv.engine.request import RequestState
 from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
+from ragkv.engine.service_rules import answer_of, rule_of, rule_report
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
 from ragkv.errors import (
@@ -303,6 +304,8 @@ class Engine:
 
     def answer(self, question: str, options: AskOptions = DEFAULTS) -> Answer:
         """Answer one question. Raises as `prefill`, and Outdated where its documents change all the time."""
+        if (ruled := self.answer_by_rule(question, options)) is not None:
+            return ruled
         for _ in range(ATTEMPTS):
             request = self.prefill(question, options)
             for _ in generate(self.model, request.sequence, self.graph_decoder):
@@ -310,6 +313,16 @@ class Engine:
             with suppress(Outdated):
                 return self.finalize(request)
         raise Outdated
+
+    def answer_by_rule(self, question: str, options: AskOptions = DEFAULTS) -> Answer | None:
+        """Answer a question about the service itself; None for any other. No conversation keeps it."""
+        extractive = self.model.profile.extractive
+        rule = rule_of(question, extractive)
+        if not rule:
+            return None
+        timer = StepTimer()
+        text = answer_of(rule, extractive, self.catalog, options)
+        return Answer(question, text, (), rule_report(rule, self.model.name, timer))
 
     def prefill(self, question: str, options: AskOptions = DEFAULTS) -> RequestState:
         """Prefill a question over the stored KV of the retrieved chunks, up to the logits of the first answer token.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from ragkv.engine.evidence import STEM
-from ragkv.occurrences import words_of
+from ragkv.engine.occurrences import words_of
 from ragkv.passages import PUNCTUATION
 from ragkv.retrieval.follow_up import NAMES_NOTHING
 

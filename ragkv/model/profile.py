@@ -70,6 +70,8 @@ class Profile:
         decode_least: number of blocks that PSA always reads.
         decode_part: share of all blocks that PSA always reads.
         decode_count: number of blocks that `topk` reads.
+        extractive: the model was trained to quote spans, so it can neither summarise nor list: rules answer that
+            (engine/service_rules.py).
         method: default method of the model where the settings name none; "" is scout.
         agreement: what `ragkv calibrate --documents` measured of that method: questions, its F1 minus that of `full` in
             points, and the ends of the 95% interval; empty until measured.
@@ -101,6 +103,7 @@ class Profile:
     decode_least: int = 32
     decode_part: float = 0.25
     decode_count: int = 128
+    extractive: bool = False
     method: str = ""
     agreement: tuple[float, ...] = ()
     confidence: tuple[float, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragkv.occurrences import occurrences, words_of
+from ragkv.engine.occurrences import occurrences, words_of
 
 
 @pytest.mark.parametrize(

@@ -32,18 +32,18 @@ def occurrences(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
 
     White space of any length may stand between them. Neither end is inside of a word, a number or an identifier.
     """
-    sought, places = _folded(" ".join(words))[0], list[tuple[int, int]]()
+    sought, spans = _folded(" ".join(words))[0], list[tuple[int, int]]()
     folded, offsets = _folded(text)
     at = folded.find(sought) if sought else -1
     while at >= 0:
         end = at + len(sought)
         if not _is_word(folded[at - 1 : at]) and not _is_word(folded[end : end + 1]):
-            places.append((offsets[at], offsets[end - 1] + 1))
+            spans.append((offsets[at], offsets[end - 1] + 1))
             at = folded.find(sought, end)
         else:  # the next place begins behind the word that holds this one's first character
             between = _BETWEEN_WORDS.search(folded, at)
             at = folded.find(sought, between.end()) if between else -1
-    return _outside(places, text) if places else []
+    return _outside(spans, text) if spans else []
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -52,19 +52,19 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(text[slice(*span)].casefold() for span in _outside(list(found), text))
 
 
-def _outside(places: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Return the places in a text of which neither end is inside of a number, an identifier or an address."""
-    left = list(places)
+def _outside(spans: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Return the spans in a text of which neither end is inside of a number, an identifier or an address."""
+    left = list(spans)
     for whole in _WHOLES:
-        spans = [match.span() for match in whole.finditer(text)]
-        starts = [start for start, _ in spans]
-
-        def cuts(offset: int, starts: list[int] = starts, spans: list[tuple[int, int]] = spans) -> bool:
-            number = bisect.bisect_left(starts, offset) - 1
-            return number >= 0 and offset < spans[number][1]
-
-        left = [place for place in left if not any(map(cuts, place))]
+        wholes = [match.span() for match in whole.finditer(text)]
+        left = [span for span in left if not any(_cuts(wholes, offset) for offset in span)]
     return left
+
+
+def _cuts(wholes: Sequence[tuple[int, int]], offset: int) -> bool:
+    """Whether an offset is inside of one of the wholes, which are in order."""
+    number = bisect.bisect_left(wholes, (offset,)) - 1
+    return number >= 0 and offset < wholes[number][1]
 
 
 def _folded(text: str) -> tuple[str, Sequence[int]]:
