@@ -58,6 +58,7 @@ from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.service_rules import answer_of, rule_of, rule_report
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
+from ragkv.engine.whole_values import whole_value
 from ragkv.errors import (
     ConfigError,
     EmbedderChanged,
@@ -77,7 +78,7 @@ from ragkv.model.model_cache import Notify
 from ragkv.passages import UNKNOWN, Citation, is_unknown
 from ragkv.report import Answer, Report
 from ragkv.retrieval import Retriever, make_embedder, make_reranker, open_earlier
-from ragkv.retrieval.follow_up import own_raised, search_text
+from ragkv.retrieval.follow_up import own_raised, resolved, search_text
 from ragkv.sparse.psa import Psa, PsaState
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
@@ -368,16 +369,19 @@ class Engine:
             raise Outdated
         completion = request.detokenizer.complete(request.sequence)
         text = completion.text.strip()
-        citations = cite(request.hits, text, request.question)
-        report = self._judged(request, completion, citations, build_report(self.model, request, completion))
+        if self.model.profile.extractive and completion.stopped:
+            text = whole_value(text, request.read, [hit.chunk.text for hit in request.hits])
+        citations = cite(request.hits, text, request.read)
+        report = build_report(self.model, request, completion)
+        report = self._judged(request, completion, report, text=text, citations=citations)
         if report.abstained:
             text, citations = UNKNOWN, ()
         asked = (request.question, request.question_tokens)
         if request.sequence.pooled is not None and request.session.name:  # the next turn computes with it
             request.context.cache.move(self.model.devices)
-        self.sessions.finish_turn(
-            request.session, asked, completion.tokens, text if report.abstained else completion.text
-        )
+        rest = text.removeprefix(completion.text.strip())
+        said = text if report.abstained else f"{completion.text.rstrip()}{rest}" if rest else completion.text
+        self.sessions.finish_turn(request.session, asked, completion.tokens, said)
         return Answer(request.question, text, citations, report)
 
     def map(self, request: RequestState) -> KVMap:
@@ -418,10 +422,15 @@ class Engine:
         }
 
     def _judged(
-        self, request: RequestState, completion: Completion, citations: abc.Sequence[Citation], report: Report
+        self,
+        request: RequestState,
+        completion: Completion,
+        report: Report,
+        *,
+        text: str,
+        citations: abc.Sequence[Citation],
     ) -> Report:
         """Return the report with the confidence of the answer, and whether it is withheld."""
-        text = completion.text.strip()
         report = replace(report, held=held_of(text, citations))
         if not completion.log_probabilities or not request.hits:
             return report
@@ -429,7 +438,7 @@ class Engine:
             completion.log_probabilities,
             request.hits,
             unknown=completion.unknown_log_probability,
-            question=request.question,
+            question=request.read,
             answer=text,
             citations=citations,
         )
@@ -453,16 +462,20 @@ class Engine:
         if refused:
             choice = MethodChoice(FULL, None)
         max_tokens, stop = options.max_tokens or settings.max_tokens, (*options.stop, *profile.stop)
+        earlier = self._earlier_turns(options)
+        read = resolved(question, earlier[0]) if profile.extractive else question
         return RequestState(
             question,
             options,
-            self._tokenize(question, options),
+            self._tokenize(read, options if read == question or options.conversation else replace(options, history=())),
             choice,
             PrefillOptions(max_tokens, prefill_policy, decode_policy),
             Sampling(max_tokens, options.temperature, options.top_p, stop, options.seed),
             timer,
             refused,
             self.speculation if options.speculation is None else options.speculation,
+            read,
+            earlier,
         )
 
     def _tokenize(self, question: str, options: AskOptions) -> tuple[int, ...]:
@@ -490,7 +503,7 @@ class Engine:
         """
         options, top_k = request.options, request.options.top_k or self.settings.top_k
         fetch_ahead = partial(self._fetch_ahead, request)
-        turns, own = self._earlier_turns(options)
+        turns, own = request.earlier
         text = request.sought = search_text(request.question, turns)
         count = top_k if text == request.question or not own else 2 * top_k
         hits = self.retriever.search(text, options.collection, count, fetch_ahead, options.filter)
