@@ -343,7 +343,6 @@ class Engine:
     def prefill_passes(self, question: str, options: AskOptions = DEFAULTS) -> Passes[RequestState]:
         """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""
         request = self._start(question, options)
-        self.sessions.check(options.conversation, request.method)
         with request.timer.step("retrieve"):
             request.hits = self._retrieve(request)
         self._choose_full_where_quicker(request)
@@ -462,6 +461,7 @@ class Engine:
         if refused:
             choice = MethodChoice(FULL, None)
         max_tokens, stop = options.max_tokens or settings.max_tokens, (*options.stop, *profile.stop)
+        self.sessions.check(options.conversation, choice)
         earlier = self._earlier_turns(options)
         read = resolved(question, earlier[0]) if profile.extractive else question
         return RequestState(
