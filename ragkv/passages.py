@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
@@ -31,7 +31,6 @@ _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 _MARKED = re.compile(r"^ {0,3}(?:#|```|~~~)", re.MULTILINE)
 """Where a line begins that may be a heading or a fence."""
-_BETWEEN_WORDS = re.compile(r"\W")
 
 
 def byte_offsets(text: str) -> NDArray[np.int64]:
@@ -110,36 +109,6 @@ def locate(document: Document, texts: Iterable[str]) -> Iterator[TextSpan | None
             above, coming = coming[1], next(following, None)
         page = bisect.bisect_right(page_starts, start)
         yield TextSpan(start, position, above, document.pages[page - 1][1] if page else None)
-
-
-def occurrences(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
-    """Return (start, end) of each place where words stand in a text in this order, in any case.
-
-    White space of any length may stand between them. Around them is no letter, digit or underscore.
-    """
-    sought, places = _folded(" ".join(words))[0], list[tuple[int, int]]()
-    folded, offsets = _folded(text)
-    at = folded.find(sought) if sought else -1
-    while at >= 0:
-        end = at + len(sought)
-        if not _is_word(folded[at - 1 : at]) and not _is_word(folded[end : end + 1]):
-            places.append((offsets[at], offsets[end - 1] + 1))
-            at = folded.find(sought, end)
-        else:  # the next place begins behind the word that holds this one's first character
-            between = _BETWEEN_WORDS.search(folded, at)
-            at = folded.find(sought, between.end()) if between else -1
-    return places
-
-
-def _folded(text: str) -> tuple[str, Sequence[int]]:
-    """Return a text for comparing: case folded, white space shortened; and where each of its characters stands."""
-    folded = "".join(fold if len(fold := character.casefold()) == 1 else character.lower()[0] for character in text)
-    offsets = [at for at, character in enumerate(folded) if not (character.isspace() and folded[at - 1 : at].isspace())]
-    return "".join(" " if folded[at].isspace() else folded[at] for at in offsets), offsets
-
-
-def _is_word(character: str) -> bool:
-    return character.isalnum() or character == "_"
 
 
 @dataclass(frozen=True)

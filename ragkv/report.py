@@ -283,11 +283,30 @@ class Evidence:
             included.
         least_log_probability: The least of them.
         similarity: Cosine of the question and the retrieved chunk that is most similar to it.
+        known: How improbable `unknown` was: minus the natural logarithm of the probability that the answer begins so,
+            at most 8. 0.0 for `unknown` itself.
+        support: Share of the question's words that stand in a sentence in which the answer is marked, or in the title
+            above it. Without a mark, minus the share of the answer's words that no passage holds.
+        unknown: 1.0 for the answer `unknown`.
     """
 
     mean_log_probability: float
     least_log_probability: float
     similarity: float
+    known: float = 0.0
+    support: float = 0.0
+    unknown: float = 0.0
+
+
+NOT_HELD = "No passage holds a word of this answer."
+"""What a user reads where `Report.held` is 0."""
+LIKELY, UNSURE = 0.7, 0.4
+"""Confidence from which on an answer is called likely, and below which unsure."""
+
+
+def describe_confidence(confidence: float) -> str:
+    """Return the word for a confidence: `likely`, `possible` or `unsure`."""
+    return "likely" if confidence >= LIKELY else "possible" if confidence >= UNSURE else "unsure"
 
 
 @dataclass(frozen=True)
@@ -313,6 +332,10 @@ class Report:
         removed_turns: Earlier turns of the conversation that the answer did not read, because a document that they may
             quote was deleted or replaced since.
         selection: What the blocks were chosen by.
+        held: Share of the answer's words that stand in the passage that holds most of them, 0 to 1. With 0 no passage
+            holds a word of it. For `yes` and `no` 1 if a sentence decides, else 0. None for `unknown`.
+        rule: Which rule answered without documents and model: `greeting`, `service`, `summary` or `list`; "" for any
+            other answer.
     """
 
     method: str
@@ -332,6 +355,8 @@ class Report:
     abstained: bool = False
     removed_turns: int = 0
     selection: Selection = Selection()
+    held: float | None = None
+    rule: str = ""
 
 
 @dataclass(frozen=True)

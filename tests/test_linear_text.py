@@ -15,8 +15,9 @@ from ingest.formats.records import column_names
 from ingest.loader import parse
 from ragkv.config import load_settings
 from ragkv.engine.citations import mark
+from ragkv.engine.occurrences import occurrences
 from ragkv.errors import ConfigError
-from ragkv.passages import headings, occurrences
+from ragkv.passages import headings
 from ragkv.types import Chunk, TextSpan
 from tests.growth import grows_linearly
 

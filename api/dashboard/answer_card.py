@@ -17,7 +17,7 @@ from api.runtime.catalog_service import CatalogService
 from api.runtime.engine_thread import EngineThread
 from api.schemas.history import to_answer_map
 from ragkv.passages import Citation
-from ragkv.report import Answer, Report
+from ragkv.report import NOT_HELD, Answer, Report, describe_confidence
 from ragkv.types import Chunk
 
 Place = tuple[int, str]
@@ -191,7 +191,9 @@ def describe_answer(answer: Answer, full_ms: float) -> str:
     """
     report = answer.report
     nothing = "" if answer.citations else "The passages that were found do not say. "
-    sure = "" if report.confidence is None else f"{percent(report.confidence)} sure. "
+    if report.held == 0 and not report.abstained:
+        nothing = f"{NOT_HELD} "
+    sure = "" if report.confidence is None else f"{describe_confidence(report.confidence).capitalize()}. "
     took = f"First token after {duration(report.timings_ms.ttft / 1000)}"
     without = f"; a full recompute would take about {duration(full_ms / 1000)}." if full_ms else "."
     return f"{nothing}{sure}{took}{without}"

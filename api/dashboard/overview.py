@@ -57,7 +57,7 @@ class Overview:
                 elif user is not None:
                     ui.label(f"tenant {user.name}").classes("note")
                 RangeChoice(self._choose_range)
-        ui.label(f"Quality of {self._engine_thread.quality or UNMEASURED}").classes("note")
+        ui.label(f"Quality of {self._engine_thread.profile.quality or UNMEASURED}").classes("note")
         self._tiles, self._charts = Tiles(self._engine_thread, series), Charts(series)
         self._usage = self._build_usage() if self._operator else None
         self._latest = LatestAnswers(self._engine_thread, tenant, open_document)

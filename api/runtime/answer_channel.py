@@ -52,6 +52,11 @@ class AnswerChannel:
         self.retrieval = RetrievalDone(request.citations, {name: request.timer.elapsed(name) for name in PREFILL_STEPS})
         self.notify()
 
+    def ruled(self) -> None:
+        """Publish that a rule answers: nothing is retrieved or prefilled."""
+        self.retrieval = RetrievalDone((), dict.fromkeys(PREFILL_STEPS, 0.0))
+        self.notify()
+
     def publish(self, text: str) -> None:
         """Publish the text of the answer so far."""
         if text != self.text:

@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
@@ -60,8 +61,10 @@ from ingest.turns import IngestTurns
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.registry import METHOD_NAMES
+from ragkv.engine.service_rules import rule_of
 from ragkv.errors import Busy, CatalogCorrupt, RagkvError, Restarting, Stopping, StoreFull
 from ragkv.metrics.sums import MetricsRecorder
+from ragkv.model.profile import Profile
 from ragkv.report import Answer
 from ragkv.types import AskOptions
 
@@ -94,7 +97,7 @@ class EngineThread:
         text_service: Embeds and ranks texts of requests.
         model: Name of the loaded model.
         methods: Methods that the model can be asked with.
-        quality: What `ragkv calibrate --documents` measured of the model; "" where it was not measured.
+        profile: Profile of the model.
         metrics: Counts the questions.
         history: The latest answers.
         audit: Records who changed which documents.
@@ -106,7 +109,7 @@ class EngineThread:
     text_service: TextService
     model: str
     methods: tuple[str, ...]
-    quality: str
+    profile: Profile
 
     def __init__(self, settings: Settings, shared: bool = False, charge: Charge = charge_nobody):
         """Prepare the thread without starting it.
@@ -205,10 +208,23 @@ class EngineThread:
             Busy: The queue is full.
             Stopping: The service is shutting down.
         """
+        if rule_of(question, self.profile.extractive):
+            return self.submit(partial(self._answer_by_rule, question, options, tenant, channel), tenant=tenant)
         future: Future[Answer] = Future()
         read = AnswerOrigin() if origin is None else origin
         self._enqueue(QueuedQuestion(question, options, future, tenant, deadline, channel, origin=read))
         return future
+
+    def _answer_by_rule(
+        self, question: str, options: AskOptions, tenant: str, channel: AnswerChannel | None, engine: Engine
+    ) -> Answer:
+        """Answer a question about the service itself. The history does not record it: it was read from no chunk."""
+        answer = engine.answer_by_rule(question, options)
+        assert answer is not None, "the rules that queue a question are those that answer it"
+        self.metrics.answered(answer.report, 0.0, tenant)
+        if channel is not None:
+            channel.ruled()
+        return answer
 
     def _enqueue(self, request: QueuedTask | QueuedQuestion) -> None:
         with self._changed:
@@ -319,7 +335,7 @@ class EngineThread:
         with engine:
             try:
                 self.model, self.methods = engine.model.name, METHOD_NAMES
-                self.quality = engine.model.profile.quality
+                self.profile = engine.model.profile
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes, self.audit.record_outcome)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)

@@ -215,7 +215,10 @@ class LocalBackend:
 
 def _answer(engine: Engine, question: QuestionFields, deadline: float, stopped: threading.Event) -> Answer:
     """Answer as `Engine.answer` does, unless the deadline passes or nobody waits any more."""
-    request = engine.prefill(question.question, question.options(question.collection))
+    options = question.options(question.collection)
+    if (ruled := engine.answer_by_rule(question.question, options)) is not None:
+        return ruled
+    request = engine.prefill(question.question, options)
     for _ in generate(engine.model, request.sequence, engine.graph_decoder):
         if stopped.is_set():
             raise Stopping("the call was cancelled")

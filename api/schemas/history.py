@@ -12,7 +12,8 @@ from api.runtime.answer_history import RecordedAnswer
 from api.runtime.tenants import Tenant
 from api.schemas.common import DESCRIBED
 from ragkv.engine.kv_map import ChunkKVMap
-from ragkv.passages import Citation, occurrences
+from ragkv.engine.occurrences import occurrences
+from ragkv.passages import Citation
 from ragkv.report import Ratios, Report
 
 QUESTION_CHARS = 200

@@ -17,6 +17,7 @@ import typer
 from ragkv.bench.score import exact_match, f1
 from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, fail, opened, out, printable, settings_from
 from ragkv.errors import InputError, NotFound, RagkvError
+from ragkv.report import NOT_HELD, describe_confidence
 from ragkv.types import AskOptions
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def ask(
         abstain_below=abstain_below,
         speculation=speculation,
     )
-    with _answerer(settings, options) as answer:
+    with _answerer(settings, options, questions) as answer:
         return _answer_all(answer, questions, Printer(as_json, bool(file)))
 
 
@@ -151,8 +152,16 @@ ASKED_BY_HTTP = (
 
 
 @contextmanager
-def _answerer(settings: Settings, options: AskOptions) -> Iterator[Callable[[str], Answer]]:
-    """Yield the function that answers: by the service of the settings, else by an engine in this process."""
+def _answerer(
+    settings: Settings, options: AskOptions, questions: Sequence[FileQuestion]
+) -> Iterator[Callable[[str], Answer]]:
+    """Yield the function that answers: by the service of the settings, else by an engine in this process.
+
+    Args:
+        settings: Name the service, or what the engine loads.
+        options: How questions are asked.
+        questions: What will be asked. Where rules may answer all of it, there need be no documents.
+    """
     if settings.url:
         from ragkv.cli.remote import connected
 
@@ -160,7 +169,10 @@ def _answerer(settings: Settings, options: AskOptions) -> Iterator[Callable[[str
         with connected(settings) as service:
             yield lambda question: service.ask(question, conversation_id=options.conversation, **given)
     else:
-        _check_documents(settings, options.collection)
+        from ragkv.engine.service_rules import rule_of
+
+        if not all(rule_of(each.question, True) for each in questions):
+            _check_documents(settings, options.collection)
         with opened(settings) as engine:
             yield lambda question: engine.answer(question, options)
 
@@ -277,6 +289,8 @@ def _show(answer: Answer, with_question: bool) -> None:
     if with_question:
         console.print(Text(printable(answer.question), style="dim"))
     console.print(Text(printable(answer.answer) or "(no answer)", style="bold"))
+    if answer.report.held == 0 and not answer.report.abstained:
+        console.print(Text(f"  {NOT_HELD}", style="yellow"))
     for number, citation in enumerate(answer.citations, 1):
         title = printable(citation.title or citation.document_id)
         console.print(
@@ -292,6 +306,8 @@ def _show(answer: Answer, with_question: bool) -> None:
 def footer(answer: Answer) -> str:
     """The report in one line."""
     report = answer.report
+    if report.rule:
+        return f"answered by a rule ({report.rule}), without documents or the model"
     found = report.cache.hits.gpu + report.cache.hits.host + report.cache.hits.store
     parts = [
         report.method,
@@ -312,7 +328,7 @@ def footer(answer: Answer) -> str:
     if report.selection.promised is not None:
         parts.insert(-1, f"{report.selection.promised:.0%} of the evidence kept")
     if report.confidence is not None:
-        parts.insert(-1, f"confidence {report.confidence:.2f}{', withheld' if report.abstained else ''}")
+        parts.insert(-1, f"{describe_confidence(report.confidence)}{', withheld' if report.abstained else ''}")
     if report.cache.fallbacks:
         parts.insert(-1, f"{len(report.cache.fallbacks)} encoded again")
     return " · ".join(parts)

@@ -5,72 +5,92 @@ An answer cites the chunks that were retrieved for it, in prompt order. Those th
     span        the whole answer occurs, in any case and with any white space: each occurrence, with its sentence
     sentence    else, the sentences that contain every word of the answer
 
-`yes` and `no` are judgements and no quotations, so they are never marked. An answer `unknown` cites nothing: the chunks
-that were retrieved do not support it.
+A small number stands in many sentences: where some of its sentences hold a word of the question, only those are marked.
+`yes` and `no` are judgements and no quotations: the sentence that decides is marked, if there is one. An answer
+`unknown` cites nothing: the chunks that were retrieved do not support it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from ragkv.passages import PUNCTUATION, Citation, Mark, is_unknown, occurrences
+from ragkv.engine.occurrences import occurrences, words_of
+from ragkv.engine.support import deciding_sentence, is_judgement, sentences, stems
+from ragkv.passages import PUNCTUATION, Citation, Mark, is_unknown
 from ragkv.types import Chunk, Hit
 
 MAX_MARKS = 8
 """Most marks of one chunk."""
 MAX_WORDS = 32
 """An answer with more words is searched as a whole only: no sentence has all its words by another order."""
+SMALL = 3
+"""Digits of a number that may stand anywhere."""
 
-_JUDGEMENTS = frozenset({"yes", "no"})
-_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])|\n+")
 
-
-def cite(hits: Sequence[Hit], answer: str) -> tuple[Citation, ...]:
+def cite(hits: Sequence[Hit], answer: str, question: str = "") -> tuple[Citation, ...]:
     """Return the citations of an answer.
 
     Args:
         hits: The chunks that were retrieved, in prompt order.
         answer: Text of the answer.
+        question: The question.
     """
     if is_unknown(answer):
         return ()
-    return tuple(Citation.of(hit, mark(hit.chunk, answer)) for hit in hits)
+    if is_judgement(answer):
+        marks = _judged(hits, question)
+    else:
+        marks = [mark(hit.chunk, answer) for hit in hits]
+        digits = answer.strip(PUNCTUATION)
+        if digits.isdigit() and len(digits) <= SMALL:
+            marks = _near(hits, marks, question)
+    return tuple(Citation.of(hit, each) for hit, each in zip(hits, marks, strict=True))
 
 
 def mark(chunk: Chunk, answer: str) -> tuple[Mark, ...]:
     """Return where the words of an answer stand in a chunk; () if its place in the document is not known."""
     words = answer.strip(PUNCTUATION).split()
-    if chunk.span is None or not words or " ".join(words).casefold() in _JUDGEMENTS:
+    if chunk.span is None or not words or is_judgement(answer):
         return ()
-    found, wanted = occurrences(chunk.text, words), set(re.findall(r"\w+", " ".join(words).casefold()))
+    found, wanted = occurrences(chunk.text, words), words_of(" ".join(words))
     if not found and not 1 < len(wanted) <= MAX_WORDS:
         return ()
-    sentences = _sentences(chunk.text)
-    found = found or _sentences_with(chunk.text, sentences, wanted)
+    spans = sentences(chunk.text)
+    found = found or [span for span in spans if wanted <= words_of(chunk.text[slice(*span)])]
     offset = chunk.span.start
     return tuple(
-        Mark(*(offset + place for place in (start, end, *_around(sentences, start, end))))
+        Mark(*(offset + place for place in (start, end, *_around(spans, start, end))))
         for start, end in found[:MAX_MARKS]
     )
 
 
-def _sentences_with(text: str, sentences: Sequence[tuple[int, int]], sought: set[str]) -> list[tuple[int, int]]:
-    return [each for each in sentences if sought <= set(re.findall(r"\w+", text[slice(*each)].casefold()))]
+def _judged(hits: Sequence[Hit], question: str) -> list[tuple[Mark, ...]]:
+    """Return the marks of an answer `yes` or `no`: the sentence that decides."""
+    decided = deciding_sentence(question, [hit.chunk.text for hit in hits])
+    marks: list[tuple[Mark, ...]] = [()] * len(hits)
+    span = None if decided is None else hits[decided[0]].chunk.span
+    if decided is not None and span is not None:
+        number, start, end = decided[0], span.start + decided[1], span.start + decided[2]
+        marks[number] = (Mark(start, end, start, end),)
+    return marks
 
 
-def _sentences(text: str) -> list[tuple[int, int]]:
-    """Return (start, end) of each sentence, without white space around it. Lines end sentences, too."""
-    found, start = list[tuple[int, int]](), 0
-    for end, following in [*(match.span() for match in _SENTENCE_END.finditer(text)), (len(text), len(text))]:
-        end += len(text[end:following].rstrip())  # closing quotes belong to the sentence
-        if text[start:end].strip():
-            found.append((start + len(text[start:end]) - len(text[start:end].lstrip()), end))
-        start = following
-    return found
+def _near(hits: Sequence[Hit], marks: Sequence[tuple[Mark, ...]], question: str) -> list[tuple[Mark, ...]]:
+    """Return the marks whose sentence holds a word of the question; all of them where none does."""
+    sought = stems(question)
+    near = [
+        tuple(each for each in mine if sought & stems(_sentence(hit.chunk, each)))
+        for hit, mine in zip(hits, marks, strict=True)
+    ]
+    return near if any(near) else list(marks)
 
 
-def _around(sentences: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
+def _sentence(chunk: Chunk, found: Mark) -> str:
+    assert chunk.span is not None, "a chunk without a place has no marks"
+    return chunk.text[found.sentence_start - chunk.span.start : found.sentence_end - chunk.span.start]
+
+
+def _around(spans: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
     """Return the place of the sentences that hold text[start:end]."""
-    holding = [each for each in sentences if each[0] < end and start < each[1]]
+    holding = [each for each in spans if each[0] < end and start < each[1]]
     return (min(start, holding[0][0]), max(end, holding[-1][1])) if holding else (start, end)

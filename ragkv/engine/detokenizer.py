@@ -64,4 +64,5 @@ class Detokenizer:
         return Completion(
             *(sequence.tokens, self.text, self._ttft or now, sequence.steps, sequence.stopped),
             sequence.log_probabilities,
+            sequence.other_log_probability,
         )

@@ -26,7 +26,7 @@ from ragkv.config import Settings, ViewSettings
 from ragkv.engine.chunk_encoder import ChunkEncoder, group_tokens
 from ragkv.engine.chunk_flights import FLIGHT_RESULTS, ChunkFlights
 from ragkv.engine.citations import cite
-from ragkv.engine.confidence import confidence_of, evidence_of
+from ragkv.engine.confidence import confidence_of, evidence_of, held_of
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
 from ragkv.engine.decoding import generate
@@ -55,8 +55,10 @@ from ragkv.engine.request import RequestState
 from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
+from ragkv.engine.service_rules import answer_of, rule_of, rule_report
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
+from ragkv.engine.whole_values import whole_value
 from ragkv.errors import (
     ConfigError,
     EmbedderChanged,
@@ -73,10 +75,10 @@ from ragkv.model.execution.block_tables import BlockPoolMemory
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
-from ragkv.passages import UNKNOWN, is_unknown
+from ragkv.passages import UNKNOWN, Citation, is_unknown
 from ragkv.report import Answer, Report
 from ragkv.retrieval import Retriever, make_embedder, make_reranker, open_earlier
-from ragkv.retrieval.follow_up import own_raised, search_text
+from ragkv.retrieval.follow_up import own_raised, resolved, search_text
 from ragkv.sparse.psa import Psa, PsaState
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
@@ -303,6 +305,8 @@ class Engine:
 
     def answer(self, question: str, options: AskOptions = DEFAULTS) -> Answer:
         """Answer one question. Raises as `prefill`, and Outdated where its documents change all the time."""
+        if (ruled := self.answer_by_rule(question, options)) is not None:
+            return ruled
         for _ in range(ATTEMPTS):
             request = self.prefill(question, options)
             for _ in generate(self.model, request.sequence, self.graph_decoder):
@@ -310,6 +314,16 @@ class Engine:
             with suppress(Outdated):
                 return self.finalize(request)
         raise Outdated
+
+    def answer_by_rule(self, question: str, options: AskOptions = DEFAULTS) -> Answer | None:
+        """Answer a question about the service itself; None for any other. No conversation keeps it."""
+        extractive = self.model.profile.extractive
+        rule = rule_of(question, extractive)
+        if not rule:
+            return None
+        timer = StepTimer()
+        text = answer_of(rule, extractive, self.catalog, options)
+        return Answer(question, text, (), rule_report(rule, self.model.name, timer))
 
     def prefill(self, question: str, options: AskOptions = DEFAULTS) -> RequestState:
         """Prefill a question over the stored KV of the retrieved chunks, up to the logits of the first answer token.
@@ -328,7 +342,6 @@ class Engine:
     def prefill_passes(self, question: str, options: AskOptions = DEFAULTS) -> Passes[RequestState]:
         """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""
         request = self._start(question, options)
-        self.sessions.check(options.conversation, request.method)
         with request.timer.step("retrieve"):
             request.hits = self._retrieve(request)
         self._choose_full_where_quicker(request)
@@ -353,15 +366,21 @@ class Engine:
         if not self.sessions.is_current(request.session):
             raise Outdated
         completion = request.detokenizer.complete(request.sequence)
-        report = self._judged(request, completion, build_report(self.model, request, completion))
-        text = UNKNOWN if report.abstained else completion.text.strip()
+        text = completion.text.strip()
+        if self.model.profile.extractive and completion.stopped:
+            text = whole_value(text, request.read, [hit.chunk.text for hit in request.hits])
+        citations = cite(request.hits, text, request.read)
+        report = build_report(self.model, request, completion)
+        report = self._judged(request, completion, report, text=text, citations=citations)
+        if report.abstained:
+            text, citations = UNKNOWN, ()
         asked = (request.question, request.question_tokens)
         if request.sequence.pooled is not None and request.session.name:  # the next turn computes with it
             request.context.cache.move(self.model.devices)
-        self.sessions.finish_turn(
-            request.session, asked, completion.tokens, text if report.abstained else completion.text
-        )
-        return Answer(request.question, text, cite(request.hits, text), report)
+        rest = text.removeprefix(completion.text.strip())
+        said = text if report.abstained else f"{completion.text.rstrip()}{rest}" if rest else completion.text
+        self.sessions.finish_turn(request.session, asked, completion.tokens, said)
+        return Answer(request.question, text, citations, report)
 
     def map(self, request: RequestState) -> KVMap:
         """Return what the answer was read from. Call it as soon as the request is finalized."""
@@ -400,14 +419,30 @@ class Engine:
             "documents": documents,
         }
 
-    def _judged(self, request: RequestState, completion: Completion, report: Report) -> Report:
+    def _judged(
+        self,
+        request: RequestState,
+        completion: Completion,
+        report: Report,
+        *,
+        text: str,
+        citations: abc.Sequence[Citation],
+    ) -> Report:
         """Return the report with the confidence of the answer, and whether it is withheld."""
+        report = replace(report, held=held_of(text, citations))
         if not completion.log_probabilities or not request.hits:
             return report
-        evidence = evidence_of(completion.log_probabilities, request.hits)
+        evidence = evidence_of(
+            completion.log_probabilities,
+            request.hits,
+            unknown=completion.unknown_log_probability,
+            question=request.read,
+            answer=text,
+            citations=citations,
+        )
         confidence, least = confidence_of(evidence, self.model.profile.confidence), request.options.abstain_below
         low = confidence is not None and least is not None and confidence < least
-        abstained = low and not is_unknown(completion.text)
+        abstained = low and not is_unknown(text)
         return replace(report, confidence=confidence, evidence=evidence, abstained=abstained)
 
     def _start(self, question: str, options: AskOptions) -> RequestState:
@@ -425,16 +460,21 @@ class Engine:
         if refused:
             choice = MethodChoice(FULL, None)
         max_tokens, stop = options.max_tokens or settings.max_tokens, (*options.stop, *profile.stop)
+        self.sessions.check(options.conversation, choice)
+        earlier = self._earlier_turns(options)
+        read = resolved(question, earlier[0]) if profile.extractive else question
         return RequestState(
             question,
             options,
-            self._tokenize(question, options),
+            self._tokenize(read, options if read == question or options.conversation else replace(options, history=())),
             choice,
             PrefillOptions(max_tokens, prefill_policy, decode_policy),
             Sampling(max_tokens, options.temperature, options.top_p, stop, options.seed),
             timer,
             refused,
             self.speculation if options.speculation is None else options.speculation,
+            read,
+            earlier,
         )
 
     def _tokenize(self, question: str, options: AskOptions) -> tuple[int, ...]:
@@ -462,7 +502,7 @@ class Engine:
         """
         options, top_k = request.options, request.options.top_k or self.settings.top_k
         fetch_ahead = partial(self._fetch_ahead, request)
-        turns, own = self._earlier_turns(options)
+        turns, own = request.earlier
         text = request.sought = search_text(request.question, turns)
         count = top_k if text == request.question or not own else 2 * top_k
         hits = self.retriever.search(text, options.collection, count, fetch_ahead, options.filter)
@@ -537,6 +577,7 @@ class Engine:
             request.detokenizer,
             pooled,
         )
+        request.sequence.other = self.model.prompt.answer(UNKNOWN)[0]
         request.sequence.drafter = make_drafter(self.model, request)
         self._page(request)
         return request

@@ -51,6 +51,7 @@ class Completion:
         steps: Passes.
         stopped: A stop token or a stop string ended the answer; otherwise its length did.
         log_probabilities: Of each token, and of the stop token if one ended the answer, at temperature 1.
+        unknown_log_probability: That the answer would begin as `unknown` does.
     """
 
     tokens: list[int]
@@ -59,6 +60,7 @@ class Completion:
     steps: int
     stopped: bool
     log_probabilities: list[float]
+    unknown_log_probability: float = 0.0
 
 
 def sample(row: RowLogits, sampling: Sampling, generator: torch.Generator) -> int:
@@ -90,6 +92,7 @@ class Sequence:
         stopped: A stop token or `should_stop` ended the sequence.
         steps: Passes so far.
         fault: What its attention raised in the latest pass; the sequence cannot continue.
+        other: A token whose log probability as the first one is kept, too; None keeps none.
     """
 
     def __init__(
@@ -121,18 +124,26 @@ class Sequence:
         self.ready = True
         self.stopped, self.steps = False, 0
         self.fault: Exception | None = None
+        self.other: int | None = None
         (self._logits,) = StepLogits(logits[None]).rows()
         self._position, self._should_stop = position, should_stop
         self._later = list[RowLogits]()
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._log_probabilities: list[Tensor] = []
         self._unscored: list[tuple[RowLogits, int]] = []
+        self._other_score: Tensor | None = None
 
     @property
     def log_probabilities(self) -> list[float]:
         """Log probability of each sampled token at temperature 1, a stop token included."""
         self._score()
         return torch.stack(self._log_probabilities).tolist() if self._log_probabilities else []
+
+    @property
+    def other_log_probability(self) -> float:
+        """Log probability that `other` comes first, at temperature 1; 0.0 where no token was sampled."""
+        self._score()
+        return 0.0 if self._other_score is None else float(self._other_score)
 
     @property
     def position(self) -> int:
@@ -217,6 +228,8 @@ class Sequence:
 
         This waits until the pass of these tokens is launched. Before, its few launches would keep a GPU waiting.
         """
+        if self._unscored and self._other_score is None and self.other is not None:
+            self._other_score = self._unscored[0][0].log_probability(self.other)
         self._log_probabilities += [row.log_probability(token) for row, token in self._unscored]
         self._unscored.clear()
 

@@ -31,6 +31,9 @@ class RequestState:
         timer: Steps of this request.
         reuse_refused: Why no stored KV may be used although the method would; "" where it may.
         speculation: Draft tokens of the answer, where nothing stands against it (speculation.py).
+        read: The question as the model reads it: one that refers back has a name in place of its pronoun, if the model
+            quotes spans.
+        earlier: Earlier (question, answer), in order, and ids of the documents that they read.
         sought: What is searched for: the question, with an earlier one where it refers to that.
         hits: Retrieved chunks in prompt order.
         session: The conversation, or a fresh session for a single question.
@@ -48,6 +51,8 @@ class RequestState:
     timer: StepTimer
     reuse_refused: str = ""
     speculation: bool = False
+    read: str = ""
+    earlier: tuple[abc.Sequence[tuple[str, str]], abc.Set[str]] = ((), frozenset())
     sought: str = ""
     hits: abc.Sequence[Hit] = ()
     session: Session = field(init=False)

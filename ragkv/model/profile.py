@@ -35,8 +35,8 @@ EARLIER_BLOCK = 64
 
 AGREEMENT = 4
 """Numbers of `agreement`."""
-COEFFICIENTS = 4
-"""Numbers of `confidence`."""
+COEFFICIENTS = (4, 7)
+"""Numbers of `confidence`: those of earlier releases, which lack the last features, and of this one."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class Profile:
         decode_least: number of blocks that PSA always reads.
         decode_part: share of all blocks that PSA always reads.
         decode_count: number of blocks that `topk` reads.
+        extractive: the model was trained to quote spans, so it can neither summarise nor list: rules answer that
+            (engine/service_rules.py).
         method: default method of the model where the settings name none; "" is scout.
         agreement: what `ragkv calibrate --documents` measured of that method: questions, its F1 minus that of `full` in
             points, and the ends of the 95% interval; empty until measured.
@@ -101,6 +103,7 @@ class Profile:
     decode_least: int = 32
     decode_part: float = 0.25
     decode_count: int = 128
+    extractive: bool = False
     method: str = ""
     agreement: tuple[float, ...] = ()
     confidence: tuple[float, ...] = ()
@@ -119,8 +122,8 @@ class Profile:
         if len(self.agreement) not in (0, AGREEMENT):
             raise ValueError(f"agreement: {AGREEMENT} numbers or none")
         numbers = [type(each) in (int, float) and math.isfinite(each) for each in self.confidence]
-        if len(numbers) not in (0, COEFFICIENTS) or not all(numbers):
-            raise ValueError(f"confidence: {COEFFICIENTS} numbers or none")
+        if len(numbers) not in (0, *COEFFICIENTS) or not all(numbers):
+            raise ValueError(f"confidence: {' or '.join(map(str, COEFFICIENTS))} numbers or none")
 
     @property
     def quality(self) -> str:

@@ -1,7 +1,8 @@
 """Follow-up questions: what is searched for when a question refers to earlier turns ("And when was it built?").
 
-The words of such a question find any building. The latest question that stands alone is put before it, with its answer,
-for the search alone: what the model reads keeps its turns. English, like the models that ship with ragkv.
+The words of such a question find any building. A name takes the place of its pronoun, if the latest question that
+stands alone has one, or its answer; a model that quotes spans reads the question so, too. Otherwise that question is
+put before it, with its answer, for the search alone. English, like the models that ship with ragkv.
 """
 
 from __future__ import annotations
@@ -9,25 +10,61 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from ragkv.passages import is_unknown
+from ragkv.passages import PUNCTUATION, is_unknown
 from ragkv.types import Hit
 
 LONGEST = 2000
 """Characters that are put before a question. A longer text is left out."""
 
-_PRONOUN = re.compile(r"\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
-_NAMES_NOTHING = frozenset(
-    "a about again and are but did do does else ever exactly far for from how in is long many more most much not of "
-    "often old on or really since so soon still than that the then there this to was were what when where which who "
-    "whom whose why with".split()
+NAMES_NOTHING = frozenset(
+    "a about after all also am an and any are as at be been before being but by can could did do does doing done down "
+    "else ever exactly far for from had has have he her hers him his how i if in into is it its just long many may me "
+    "might more most much must my name no nor not of off often old on one only or other our out over own please "
+    "really same shall she should since so some soon still such tell than that the their them then there these they "
+    "this those through to too under until up us very was we were what when where which while who whom whose why will "
+    "with would yes you your".split()
 )
+"""Words of a question that name nothing."""
+OWN = "'s"
+"""Ending of a name that owns something."""
+LONGEST_NAME = 60
+"""Characters of an answer that may be a name."""
+
+_PRONOUN = re.compile(r"\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
+_PERSONAL = frozenset({"he", "him", "his", "she", "her", "hers"})
+_OWNERS = frozenset({"his", "its", "their", "hers", "theirs"})
+_OBJECT = re.compile(
+    r"\s*(?:$|[.,;:?!]|(?:to|in|on|at|from|for|with|by|of|and|or|when|before|after|as|during)\b)", re.IGNORECASE
+)
+"""What stands behind a pronoun that is no subject and owns nothing ("Who sold it?", "Who met her in Tarn?")."""
+_NAME = re.compile(r"(?:the )?[A-ZÀ-Þ][\w.-]*(?:[ ’'](?:(?:of|de|von|van|and|the) )?(?:[A-ZÀ-Þ][\w.-]*|\d+))*")
+_PERSON = re.compile(r"[A-ZÀ-Þ][\w.’'-]*(?: (?:de |von |van )?[A-ZÀ-Þ][\w.’'-]*)+")
+_THING = re.compile(r"the (?:[a-z][\w-]* ){1,3}of (?:the )?$")
+"""What a name may belong to ("the old harbour of ")."""
+_AUXILIARY = re.compile(r"\b(?:did|does|do|was|were|is|are|has|have|had|will|would|can|could|must|should) $")
+_ASKS_PERSON = re.compile(r"(?:\w+ )?(?:who|whom|whose)\b", re.IGNORECASE)
+_ASKS_NO_PERSON = re.compile(
+    r"(?:\w+ )?(?:where|when|how|why|(?:which|what) (?:country|city|town|village|place|island|river|year|day))\b",
+    re.IGNORECASE,
+)
+_EXPLETIVE = re.compile(
+    r"\b(?:is|was|does|did) it (?:true|possible|take|rain|snow|mean|matter|necessary|allowed)\b", re.IGNORECASE
+)
+"""Where `it` stands for nothing."""
+_EMAIL = re.compile(r"\be-mail\b", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 
 
 def refers_back(question: str) -> bool:
-    """Return whether a question has a pronoun, or no word that names anything ("And since when?")."""
-    words = _WORD.findall(question.lower())
-    return _PRONOUN.search(question) is not None or _NAMES_NOTHING.issuperset(words)
+    """Return whether a question has a pronoun, or no word that names anything ("And since when?").
+
+    A pronoun behind a name is that name's ("How old was Ada Brook when she died?"), unless it is an object.
+    """
+    named = _names(question)[:1]
+    for pronoun in _PRONOUN.finditer(question):
+        if not named or pronoun.start() < named[0][0] or _OBJECT.match(question, pronoun.end()):
+            return True
+    return NAMES_NOTHING.issuperset(_WORD.findall(question.lower()))
 
 
 def search_text(question: str, turns: Sequence[tuple[str, str]]) -> str:
@@ -37,6 +74,7 @@ def search_text(question: str, turns: Sequence[tuple[str, str]]) -> str:
         question: The question.
         turns: Earlier (question, answer), in order.
     """
+    question = resolved(question, turns)
     if not refers_back(question):
         return question
     alone = next((turn for turn in reversed(turns) if not refers_back(turn[0])), None)
@@ -46,6 +84,62 @@ def search_text(question: str, turns: Sequence[tuple[str, str]]) -> str:
     said = "" if is_unknown(answer) else answer
     before = " ".join(each if each[-1] in ".?!" else f"{each}." for each in (asked, said) if each)
     return f"{before} {question}" if len(before) <= LONGEST else question
+
+
+def resolved(question: str, turns: Sequence[tuple[str, str]]) -> str:
+    """Return a question with a name in place of its pronoun, where the latest turn that stands alone has one.
+
+    `e-mail` becomes `email` then, as the default model reads it better (docs/lab-notes.md).
+
+    Args:
+        question: The question.
+        turns: Earlier (question, answer), in order.
+    """
+    pronoun = _PRONOUN.search(question)
+    alone = next((turn for turn in reversed(turns) if not refers_back(turn[0])), None)
+    if pronoun is None or alone is None or not refers_back(question) or _EXPLETIVE.search(question):
+        return question
+    word, (asked, answer) = pronoun[0].lower(), (each.strip() for each in alone)
+    named = (_person if word in _PERSONAL else _thing)(asked, "" if is_unknown(answer) else answer.strip(PUNCTUATION))
+    if not named or named.casefold() in question.casefold():
+        return question
+    owned = word in _OWNERS or (word == "her" and _OBJECT.match(question, pronoun.end()) is None)
+    asks = f"{question[: pronoun.start()]}{named}{OWN if owned else ''}{question[pronoun.end() :]}"
+    return _EMAIL.sub("email", asks)
+
+
+def _person(asked: str, answer: str) -> str:
+    """Return whom `he` or `she` stands for: a name that answered, the subject of the question, or a name in it."""
+    names = _names(asked)
+    if len(answer) <= LONGEST_NAME and (
+        (_ASKS_PERSON.match(asked) and _NAME.fullmatch(answer))
+        or (not _ASKS_NO_PERSON.match(asked) and _PERSON.fullmatch(answer))
+    ):
+        return answer
+    return next(
+        (name for at, name in names if _AUXILIARY.search(asked, max(0, at - 10), at)), names[-1][1] if names else ""
+    )
+
+
+def _thing(asked: str, answer: str) -> str:
+    """Return what `it` or `they` stands for: the subject of the question, a name that answered, or a name in it."""
+    names = _names(asked)
+    subject = next((name for at, name in names if _AUXILIARY.search(asked, max(0, at - 10), at)), "")
+    if subject and not _PERSON.fullmatch(subject):
+        return subject
+    if _NAME.fullmatch(answer) and len(answer) <= LONGEST_NAME and not _ASKS_PERSON.match(asked):
+        return answer if not _ASKS_NO_PERSON.match(asked) or not names else names[-1][1]
+    return names[-1][1] if names else ""
+
+
+def _names(asked: str) -> list[tuple[int, str]]:
+    """Return (start, name) of each name in a question, with the thing that belongs to it ("the harbour of Tarn")."""
+    found = list[tuple[int, str]]()
+    for name in _NAME.finditer(asked, asked.find(" ") + 1):
+        thing = _THING.search(asked, max(0, name.start() - LONGEST_NAME), name.start())
+        at = name.start() if thing is None else thing.start()
+        found.append((at, asked[at : name.end()]))
+    return found
 
 
 def own_raised(hits: Sequence[Hit], own: Collection[str], most: int) -> list[Hit]:

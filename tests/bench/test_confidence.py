@@ -10,7 +10,7 @@ from ragkv.engine.confidence import confidence_of
 from ragkv.errors import InputError
 from ragkv.report import Evidence
 
-TRUE = (1.0, 2.0, 0.5, 3.0)
+TRUE = (1.0, 2.0, 0.5, 3.0, 0.4, 1.5, 1.0)
 
 
 def judged(count: int, seed: int = 0) -> list[JudgedAnswer]:
@@ -18,7 +18,10 @@ def judged(count: int, seed: int = 0) -> list[JudgedAnswer]:
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(count):
-        evidence = Evidence(-float(rng.exponential(1.0)), -float(rng.exponential(3.0)), float(rng.uniform(-0.2, 0.9)))
+        logs = -float(rng.exponential(1.0)), -float(rng.exponential(3.0))
+        unknown = rng.random() < 0.3
+        known, support = (0.0, 0.0) if unknown else (float(rng.uniform(0, 8)), float(rng.uniform(-1, 1)))
+        evidence = Evidence(*logs, float(rng.uniform(-0.2, 0.9)), known, support, float(unknown))
         found.append(JudgedAnswer(evidence, bool(rng.random() < (confidence_of(evidence, TRUE) or 0.0))))
     return found
 
@@ -43,7 +46,7 @@ def test_a_feature_that_would_lower_the_confidence_is_left_out() -> None:
         )
         for each in judged(2000)
     ]
-    bias, mean, least, similarity = fit(backwards)
+    bias, mean, least, similarity, *_ = fit(backwards)
     assert least == 0.0
     assert min(mean, similarity) > 0
     assert np.isfinite(bias)

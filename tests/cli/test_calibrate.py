@@ -54,7 +54,7 @@ def test_the_profile_gets_coefficients_and_the_next_answer_a_confidence(
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("questions          20", "calibration error", "AUROC", "precision 90%"))
     (profile,) = (data / "profiles").glob("*.json")
-    assert len(json.loads(profile.read_text())["confidence"]) == 4
+    assert len(json.loads(profile.read_text())["confidence"]) == 7
     asked = ["ask", "Who keeps the lamp of Tarn 0?", "--data", str(data), "--top-k", "1", "--json"]
     assert run([*asked, "--abstain-below", "1"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -37,8 +37,58 @@ def test_a_part_of_a_word_is_no_occurrence() -> None:
 
 
 def test_words_in_another_order_mark_the_sentence_that_has_all_of_them() -> None:
-    assert marked("built by Brook, the harbour") == []  # lines end sentences: no sentence has all words
+    assert marked("built by Brook, the harbour") == []  # lines that are not wide end sentences
     assert marked("marks: 40 cost") == [("It cost 40 marks.", "It cost 40 marks.")]
+
+
+def test_a_sentence_goes_on_over_a_line_that_was_wrapped() -> None:
+    wrapped = (
+        "The harbour of Tarn was built by the engineer Ada Maria\nBrook of Lindmouth, who\nlived there. It is old."
+    )
+    assert marked("Ada Maria Brook", wrapped) == [("Ada Maria\nBrook", wrapped[:92])]
+    assert marked("lived who harbour", wrapped) == [(wrapped[:92], wrapped[:92])]
+    assert marked("Mill Lane 7", "7 Mill Lane\nOrrin") == [("7 Mill Lane", "7 Mill Lane")]
+
+
+def test_all_words_of_a_number_are_needed_as_one() -> None:
+    assert marked("3.1", "There are 3 pumps and 1 valve.") == []
+
+
+STATUS = "What is the exit status of sorter if no lines are selected?"
+
+
+def answered(answer: str, question: str, *texts: str) -> list[list[str]]:
+    """What is marked in each text."""
+    hits = [
+        Hit(Chunk(f"d{n}#0", f"d{n}", 0, "", text, (1,), TextSpan(0, len(text))), 0.5) for n, text in enumerate(texts)
+    ]
+    return [
+        [text[m.start : m.end] for m in c.marks] for text, c in zip(texts, cite(hits, answer, question), strict=True)
+    ]
+
+
+def test_a_small_number_is_marked_on_the_answer_itself() -> None:
+    found = answered(
+        "1",
+        STATUS,
+        "The exit status of sorter is 1 if no lines were selected.",
+        "SORTER(1)  User Commands. The lines were selected.",
+        "A NUM of -1 is treated as infinity by sorter, if no lines are selected.",
+        "Version 3.1 of sorter prints lines.",
+        "sorter reads 1,000 lines.",
+        "There is 1 boat in the harbour.",
+    )
+    assert found == [["1"], [], [], [], [], []]
+    assert answered("1", "How many?", "There is 1 boat in the harbour.") == [["1"]]
+
+
+def test_the_sentence_that_decides_is_marked_for_yes_and_no_or_nothing() -> None:
+    texts = ("Tarn is old. The harbour of Tarn is dredged every spring.", "Yes, no, and so on. The mill is closed.")
+    assert answered("yes", "Is the harbour of Tarn dredged?", *texts) == [
+        ["The harbour of Tarn is dredged every spring."],
+        [],
+    ]
+    assert answered("No.", "Did the mayor of Orrin resign?", *texts) == [[], []]
 
 
 @pytest.mark.parametrize("answer", ["yes", "No.", "", "...", "nobody"])

@@ -120,7 +120,8 @@ def test_the_report_says_what_was_done(library):
     report = asdict(answer.report)
     assert set(report) == {
         "method", "prefill", "decode", "model", "tokens", "ratios", "cache", "bytes", "prefilling", "decoding",
-        "timings_ms", "chunks", "confidence", "evidence", "abstained", "removed_turns", "selection",
+        "timings_ms", "chunks", "confidence", "evidence", "abstained", "removed_turns", "selection", "held",
+        "rule",
     }  # fmt: skip
     assert report["tokens"]["context"] == sum(chunk["tokens"] for chunk in report["chunks"])
     kept = sum(sum(c["kept"]) * 16 for c in report["chunks"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragkv.retrieval.follow_up import own_raised, refers_back, search_text
+from ragkv.retrieval.follow_up import own_raised, refers_back, resolved, search_text
 from ragkv.types import Chunk, Hit
 
 WHO = "Who built the harbour of Tarn?"
@@ -23,14 +23,69 @@ def test_others_stand_alone(question: str) -> None:
     assert search_text(question, [("Who painted the bridge?", "Otto")]) == question
 
 
-def test_the_latest_question_that_stands_alone_is_searched_for_too() -> None:
-    first, other = (WHO, "Ada Brook"), ("Who painted the bridge of Mell?", "Otto Lindqvist.")
-    assert search_text("When was it built?", [first]) == f"{WHO} Ada Brook. When was it built?"
-    assert search_text("And when?", [first, other]) == f"{other[0]} Otto Lindqvist. And when?"
-    assert search_text("And why not?", [first, ("Did she paint?", "No.")]) == f"{WHO} Ada Brook. And why not?"
+def test_a_pronoun_behind_a_name_is_that_name() -> None:
+    assert not refers_back("How old was Ada Brook when she died?")
+    assert not refers_back("What did Ada Brook sell to her sister?")
+    assert refers_back("When did Ada Brook sell it?")
+    assert refers_back("Who met her in Tarn?")
+
+
+def test_without_a_name_the_latest_question_that_stands_alone_is_searched_for_too() -> None:
+    first, other = ("Who built the harbour?", "the sailors"), ("Who painted the bridge?", "the smiths.")
+    assert search_text("When was it built?", [first]) == f"{first[0]} the sailors. When was it built?"
+    assert search_text("And when?", [first, other]) == f"{other[0]} the smiths. And when?"
+    assert search_text("And why not?", [first, ("Did she paint?", "No.")]) == f"{first[0]} the sailors. And why not?"
     assert search_text("And is it now?", [("Is it?", "No")]) == "And is it now?"
-    assert search_text("When was it built?", [(WHO, "unknown")]) == f"{WHO} When was it built?"
+    assert search_text("When was it built?", [(first[0], "unknown")]) == f"{first[0]} When was it built?"
     assert search_text("When was it built?", [("x" * 3000 + " built a mill", "y")]) == "When was it built?"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "question", "whole"),
+    [
+        (WHO, "Ada Brook", "Where was she born?", "Where was Ada Brook born?"),
+        (WHO, "Ada Brook", "When was it built?", "When was the harbour of Tarn built?"),
+        (WHO, "unknown", "When was it built?", "When was the harbour of Tarn built?"),
+        (
+            "Who is the author of InkPDF?",
+            "Orla Venn",
+            "What is his e-mail address?",
+            "What is Orla Venn's email address?",
+        ),
+        (
+            "Which ferry ran aground?",
+            "the Pale Heron",
+            "Which company owned it?",
+            "Which company owned the Pale Heron?",
+        ),
+        ("Where was Ada Brook born?", "Lindmouth", "Whom did she marry?", "Whom did Ada Brook marry?"),
+        (
+            "Which country did Ada Brook move to?",
+            "Canada",
+            "What did her mother teach?",
+            "What did Ada Brook's mother teach?",
+        ),
+        ("How old was Ada Brook when she died?", "81", "Where did she live?", "Where did Ada Brook live?"),
+        ("Who owns the inn?", "Otto Lind", "Who met him in Tarn?", "Who met Otto Lind in Tarn?"),
+    ],
+)
+def test_a_name_takes_the_place_of_its_pronoun(asked: str, answer: str, question: str, whole: str) -> None:
+    assert resolved(question, [(asked, answer)]) == whole
+    assert search_text(question, [(asked, answer)]) == whole
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "question"),
+    [
+        ("Who built the harbour?", "the sailors", "Where were they born?"),
+        (WHO, "Ada Brook", "Who painted the bridge?"),
+        (WHO, "Ada Brook", "And since when?"),
+        (WHO, "Ada Brook", "How long does it take?"),
+        (WHO, "Ada Brook", "Did Ada Brook sell her boat to him?"),
+    ],
+)
+def test_a_question_without_a_name_to_put_in_stays_as_it_is(asked: str, answer: str, question: str) -> None:
+    assert resolved(question, [(asked, answer)]) == question
 
 
 def hit(document: str, number: int = 0) -> Hit:
