@@ -452,7 +452,7 @@ def _entry(item: Document | Rejected, limit: int) -> dict[str, str | None]:
     try:
         if isinstance(item, Rejected):
             raise item.error
-        checked(item, limit)
+        item = checked(item, limit)
     except InputError as error:
         name = item.source if isinstance(item, Rejected) else item.id
         return {

@@ -13,7 +13,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
 from typing import BinaryIO, NoReturn
 
@@ -24,6 +25,7 @@ from ingest.text import check_replacements, check_text, decode
 from ingest.wrapping import unwrapped
 from ragkv.catalog.limits import MAX_NAME, MAX_TITLE, check_metadata, fitting
 from ragkv.errors import InputError, InvalidDocument, TooLarge
+from ragkv.normalisation import normal_id, visible
 from ragkv.passages import fence_of, heading_of, shortened
 from ragkv.types import Document
 
@@ -141,7 +143,13 @@ def read(
 
 
 def checked(document: Document, limit: int) -> Document:
-    """Return the document if it can be ingested. Raises InvalidDocument and TooLarge."""
+    """Return the document as it is ingested: without invisible characters, and with the one form of its id.
+
+    Raises:
+        InvalidDocument: It cannot be ingested.
+        TooLarge: Its text is longer than `limit`.
+    """
+    document = _visible_document(document)
     label = f"document {document.id!r}"
     for name, value in (("id", document.id), ("collection", document.collection)):
         if not value.strip() or len(value) > MAX_NAME or not value.isprintable():
@@ -174,6 +182,18 @@ def skipped(paths: Iterable[Path]) -> Iterator[Path]:
             yield from (path for path in _visible(given) if path.suffix.lower() not in SUFFIXES)
 
 
+def _visible_document(document: Document) -> Document:
+    title, text, pages = visible(document.title), visible(document.text), document.pages
+    if pages and len(text) != len(document.text):
+        starts = [start for start, _ in pages]
+        parts = [visible(document.text[start:end]) for start, end in pairwise([0, *starts, len(document.text)])]
+        text = "".join(parts)
+        ends = accumulate(map(len, parts))
+        pages = tuple((end, number) for end, (_, number) in zip(ends, pages, strict=False))
+    new = replace(document, id=normal_id(document.id), title=title, text=text, pages=pages)
+    return document if new == document else new
+
+
 def _files(given: Path, on_error: Callable[[OSError], object] | None) -> Iterator[Path]:
     if not given.is_dir():
         yield given
@@ -201,8 +221,8 @@ def name_of(path: Path, given: Path, root: Path) -> str:
 
 
 def _printable(name: str) -> str:
-    """Escape bytes that are not UTF-8: file names may hold them, but an id is stored and shown."""
-    return name.encode(errors="backslashreplace").decode()
+    """Escape bytes that are not UTF-8: file names may hold them, but an id is stored and shown. It has one form."""
+    return normal_id(name.encode(errors="backslashreplace").decode())
 
 
 def load_file(path: Path, name: str, limit: int, collection: str, allowed: Allowance) -> Iterator[Document | Rejected]:
@@ -249,7 +269,7 @@ def _parsed(file: BinaryIO, size: int, suffix: str, limit: int, allowed: Allowan
             return sandbox.parse(file, suffix, limit, allowed)
         except OSError as error:
             raise InvalidDocument(f"no process can be started to read it: {error.strerror}; try again later") from None
-    text = decode(file.read(limit + 1))
+    text = visible(decode(file.read(limit + 1)))  # before lines are joined: a soft hyphen divides a word
     if suffix == ".md":
         return Parsed(_heading(text), unwrapped(text, markdown=True), {"format": "markdown"})
     return Parsed("", unwrapped(text), {})

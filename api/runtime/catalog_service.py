@@ -89,7 +89,8 @@ class CatalogService:
             InvalidDocument: The document cannot be ingested.
             TooLarge: It is longer than allowed.
         """
-        digest = content_hash(checked(document, self.max_document_bytes))
+        document = checked(document, self.max_document_bytes)
+        digest = content_hash(document)
         if self._jobs.waits(document.collection, document.id):
             return None
         found = self._catalog.find(document.collection, document.id)

@@ -25,6 +25,7 @@ from pydantic import (
 from api.schemas.faults import readable
 from ragkv.catalog.attributes import MAX_KEYS, MAX_VALUES
 from ragkv.catalog.limits import MAX_METADATA_KEYS, MAX_NAME, MAX_TITLE, check_metadata
+from ragkv.normalisation import normal_id
 from ragkv.types import AskOptions
 
 MAX_QUESTION_CHARS = 200_000  # far above any token limit, so that the engine's error can state token counts
@@ -77,6 +78,8 @@ _NAME: dict[str, JsonValue] = {"pattern": r"^ *[^\s\x00-\x1f\x7f-\xa0][^\x00-\x1
 Name = Annotated[
     str, Field(min_length=1, max_length=MAX_NAME, json_schema_extra=_NAME), AfterValidator(_check_printable)
 ]
+DocumentId = Annotated[Name, BeforeValidator(lambda given: normal_id(given) if isinstance(given, str) else given)]
+"""Ids that look alike are one (ragkv/normalisation.py)."""
 Title = Annotated[str, Field(max_length=MAX_TITLE), AfterValidator(check_storable)]
 Metadata = Annotated[
     dict[str, JsonValue],
@@ -158,7 +161,7 @@ class DocumentIn(Body):
 
     model_config = STRICT | ConfigDict(json_schema_extra={"examples": [_DOCUMENT]})
 
-    id: Name
+    id: DocumentId
     text: Annotated[str, AfterValidator(check_unicode)]
     title: Title = ""
     metadata: Metadata = Field(default_factory=dict)

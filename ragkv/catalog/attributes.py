@@ -28,6 +28,7 @@ from ragkv.catalog.statements import upsert, values
 from ragkv.catalog.tables import chunks, document_attributes, documents
 from ragkv.catalog.transaction import DialectName, Transaction
 from ragkv.errors import InputError
+from ragkv.normalisation import folded
 from ragkv.types import Document, Filter
 
 MAX_KEYS, MAX_VALUES = 16, 64
@@ -129,8 +130,8 @@ def _select_rows(shape: FilterShape) -> Select[Any]:
 def record(transaction: Transaction, row: int, document: Document) -> None:
     """Record the attributes of a document that was just written. row: of the document."""
     if transaction.dialect == "postgresql":
-        folded = f"{document.id}\n{document.title}".casefold()
-        transaction.execute(_RECORD, {"document": row, "metadata": _as_json(dict(document.metadata)), "folded": folded})
+        named = folded(f"{document.id}\n{document.title}").casefold()
+        transaction.execute(_RECORD, {"document": row, "metadata": _as_json(dict(document.metadata)), "folded": named})
 
 
 def _as_json(value: Any) -> str:

@@ -22,6 +22,7 @@ from ragkv.catalog.statements import NAME
 from ragkv.catalog.tables import chunks, document_attributes
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import NotFound
+from ragkv.normalisation import folded
 from ragkv.types import Filter, Key
 
 _DOCUMENTS, _VERSIONS = tables.documents, tables.versions
@@ -214,19 +215,23 @@ def _contains(shape: FilterShape, name: str) -> ColumnElement[bool]:
     """Return the condition that the id or the title contains a word, in any case."""
     if shape.dialect == "sqlite":
         return text(f"instr(ragkv_folded(documents.id || char(10) || documents.title), :{name})")  # type: ignore[return-value]
-    folded = select(document_attributes.c.document).where(
+    having = select(document_attributes.c.document).where(
         func.strpos(document_attributes.c.folded, bindparam(name)) > 0
     )
-    return _DOCUMENTS.c.row.in_(folded)
+    return _DOCUMENTS.c.row.in_(having)
 
 
 def _words(transaction: Transaction, words: str) -> dict[str, str]:
     """Return the parameters for the words that an id or a title must contain."""
-    found = {f"word{number}": word for number, word in enumerate(words.casefold().split())}
+    found = {f"word{number}": word for number, word in enumerate(_case_folded(words).split())}
     if found and transaction.dialect == "sqlite":
         # LIKE folds ASCII letters only
-        transaction.driver.create_function("ragkv_folded", 1, str.casefold, deterministic=True)
+        transaction.driver.create_function("ragkv_folded", 1, _case_folded, deterministic=True)
     return found
+
+
+def _case_folded(text: str) -> str:
+    return folded(text).casefold()
 
 
 def _delete_chunks(

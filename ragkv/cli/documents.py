@@ -83,7 +83,9 @@ def rm(
     url: Url = None,
 ) -> int:
     """Remove a document: its text, its vectors, its KV, and its place in the queue."""
-    settings = settings_from(data, store, model, device, url=url)
+    from ragkv.normalisation import normal_id
+
+    settings, document_id = settings_from(data, store, model, device, url=url), normal_id(document_id)
     if settings.url:
         remote.remove(settings, document_id, collection)
         out().print(f"removed {printable(document_id)}")

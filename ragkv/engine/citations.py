@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ragkv.normalisation import folded
 from ragkv.passages import PUNCTUATION, Citation, Mark, is_unknown, occurrences
 from ragkv.types import Chunk, Hit
 
@@ -43,7 +44,7 @@ def mark(chunk: Chunk, answer: str) -> tuple[Mark, ...]:
     words = answer.strip(PUNCTUATION).split()
     if chunk.span is None or not words or " ".join(words).casefold() in _JUDGEMENTS:
         return ()
-    found, wanted = occurrences(chunk.text, words), set(re.findall(r"\w+", " ".join(words).casefold()))
+    found, wanted = occurrences(chunk.text, words), _words(" ".join(words))
     if not found and not 1 < len(wanted) <= MAX_WORDS:
         return ()
     sentences = _sentences(chunk.text)
@@ -56,7 +57,11 @@ def mark(chunk: Chunk, answer: str) -> tuple[Mark, ...]:
 
 
 def _sentences_with(text: str, sentences: Sequence[tuple[int, int]], sought: set[str]) -> list[tuple[int, int]]:
-    return [each for each in sentences if sought <= set(re.findall(r"\w+", text[slice(*each)].casefold()))]
+    return [each for each in sentences if sought <= _words(text[slice(*each)])]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", folded(text).casefold()))
 
 
 def _sentences(text: str) -> list[tuple[int, int]]:

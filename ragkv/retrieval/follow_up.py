@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from ragkv.normalisation import folded
 from ragkv.passages import is_unknown
 from ragkv.types import Hit
 
@@ -26,6 +27,7 @@ _WORD = re.compile(r"\w+")
 
 def refers_back(question: str) -> bool:
     """Return whether a question has a pronoun, or no word that names anything ("And since when?")."""
+    question = folded(question)
     words = _WORD.findall(question.lower())
     return _PRONOUN.search(question) is not None or _NAMES_NOTHING.issuperset(words)
 
