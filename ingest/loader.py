@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
 from typing import BinaryIO, NoReturn
 
 from ingest import sandbox
+from ingest.document_ids import DocumentIds
+from ingest.document_ids import Rejected as Rejected
+from ingest.folders import SUFFIXES, FolderFault, named
 from ingest.formats.base import Parsed
 from ingest.sandbox import FORMATS, USUAL, Allowance
 from ingest.text import check_replacements, check_text, decode
@@ -29,25 +31,10 @@ from ragkv.normalisation import normal_id, visible
 from ragkv.passages import fence_of, heading_of, shortened
 from ragkv.types import Document
 
-SUFFIXES = (".txt", ".md", ".jsonl", *FORMATS)
-
 _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n---[ \t]*\n", re.DOTALL)
 _HEADING_WITHIN = 65536
 """Characters at the start of a text that are searched for a heading."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A document that cannot be ingested.
-
-    Attributes:
-        source: Its file, or its file and line.
-        error: Why it is rejected.
-    """
-
-    source: str
-    error: InputError
 
 
 def load(
@@ -71,44 +58,16 @@ def load(
             folder that holds the named path.
         allowed: What parsing a file in its own process may take.
     """
-    unique = UniqueIds()
-    for path, name in named(paths, root):
+    ids, faults = DocumentIds(), list[FolderFault]()
+    for path, name in named(paths, root, faults.append):
         for item in load_file(path, name, limit, collection, allowed):
-            yield unique.checked(item, name)
+            yield ids.checked(item, name)
+    yield from map(rejected, faults)
 
 
-class UniqueIds:
-    """Rejects a document whose id an earlier file has used."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
-
-    def checked(self, item: Document | Rejected, name: str) -> Document | Rejected:
-        """Return an item of the file `name`, or why it is rejected."""
-        return (self.reserve(item.id, name) or item) if isinstance(item, Document) else item
-
-    def reserve(self, id: str, name: str) -> Rejected | None:
-        """Let the file `name` use an id. Returns the refusal if an earlier file has used it."""
-        if id in self._seen:
-            fault = InvalidDocument(f"{name}: document id {id!r} was already used by {self._seen[id]}")
-            return Rejected(name, fault)
-        self._seen[id] = name
-        return None
-
-
-def named(
-    paths: Iterable[Path], root: Path | None = None, on_error: Callable[[OSError], object] | None = None
-) -> Iterator[tuple[Path, str]]:
-    """Yield the files that `load` reads, each with its document id, without opening them.
-
-    Args:
-        paths: Files and folders.
-        root: As for `load`.
-        on_error: Called when a folder cannot be listed. It is left out then.
-    """
-    for given in paths:
-        for path in _files(given, on_error):
-            yield path, name_of(path, given, root or Path.cwd())
+def rejected(fault: FolderFault) -> Rejected:
+    """Return a place that was not read as a rejected document."""
+    return Rejected(str(fault.path), InvalidDocument(str(fault)))
 
 
 def parse(
@@ -175,13 +134,6 @@ def checked(document: Document, limit: int) -> Document:
     return document
 
 
-def skipped(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files in the given folders that `load` skips because of their suffix. Hidden files are left out."""
-    for given in paths:
-        if given.is_dir():
-            yield from (path for path in _visible(given) if path.suffix.lower() not in SUFFIXES)
-
-
 def _visible_document(document: Document) -> Document:
     title, text, pages = visible(document.title), visible(document.text), document.pages
     if pages and len(text) != len(document.text):
@@ -192,37 +144,6 @@ def _visible_document(document: Document) -> Document:
         pages = tuple((end, number) for end, (_, number) in zip(ends, pages, strict=False))
     new = replace(document, id=normal_id(document.id), title=title, text=text, pages=pages)
     return document if new == document else new
-
-
-def _files(given: Path, on_error: Callable[[OSError], object] | None) -> Iterator[Path]:
-    if not given.is_dir():
-        yield given
-        return
-    yield from (path for path in _visible(given, on_error) if path.suffix.lower() in SUFFIXES)
-
-
-def _visible(root: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
-    """Yield the files in a folder and its folders, without hidden ones."""
-    for folder, folders, files in os.walk(root, onerror=on_error):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for file in sorted(files):
-            path = Path(folder, file)
-            if not file.startswith(".") and path.is_file():
-                yield path
-
-
-def name_of(path: Path, given: Path, root: Path) -> str:
-    """Return the name that `load` gives to a path below the path that the caller named."""
-    full = Path(os.path.abspath(path))
-    for base in (Path(os.path.abspath(root)), Path(os.path.abspath(given)).parent):
-        if full.is_relative_to(base):
-            return _printable(full.relative_to(base).as_posix())
-    return _printable(full.name)
-
-
-def _printable(name: str) -> str:
-    """Escape bytes that are not UTF-8: file names may hold them, but an id is stored and shown. It has one form."""
-    return normal_id(name.encode(errors="backslashreplace").decode())
 
 
 def load_file(path: Path, name: str, limit: int, collection: str, allowed: Allowance) -> Iterator[Document | Rejected]:

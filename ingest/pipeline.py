@@ -216,6 +216,8 @@ def ingest_steps(
     digest, reader = content_hash(document), reader_of(engine)
     known = catalog.find(document.collection, document.id)
     if known and (known.content_hash, known.reader) == (digest, reader):
+        if document.source not in ("", known.source):
+            catalog.note_source(document)
         return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
     is_new = known is None or known.content_hash != digest
     chunks = yield from _split_steps(engine, document, limited=is_new)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -371,6 +372,18 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigError(f"settings: {faults}") from None
     except ValueError as error:
         raise ConfigError(f"ragkv.toml: {error}") from None
+
+
+def unknown_variables() -> list[tuple[str, str]]:
+    """Return (name, nearest setting) of each variable or secret that looks like a setting and is none.
+
+    The nearest setting is "" where none is near. An unknown key of ragkv.toml is refused.
+    """
+    known = {f"RAGKV_{name.upper()}" for name in Settings.model_fields}
+    files = SECRETS.glob("ragkv_*") if os.access(SECRETS, os.R_OK | os.X_OK) else ()
+    given = {name for name in (*os.environ, *(file.name for file in files)) if name.upper().startswith("RAGKV_")}
+    strange = sorted(name for name in given if name.upper() not in known)
+    return [(name, next(iter(get_close_matches(name.upper(), known, 1)), "")) for name in strange]
 
 
 def offer_environment(variables: Mapping[str, str]) -> None:

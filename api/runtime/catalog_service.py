@@ -96,6 +96,18 @@ class CatalogService:
         found = self._catalog.find(document.collection, document.id)
         return found if found and (found.content_hash, found.reader) == (digest, self._reader) else None
 
+    def find(self, collection: str, document_id: str) -> DocumentInfo | None:
+        """See Catalog.find."""
+        return self._catalog.find(collection, document_id)
+
+    def original(self, collection: str, document_id: str) -> Document:
+        """See Catalog.original."""
+        return self._catalog.original(collection, document_id)
+
+    def document_from(self, collection: str, path: str) -> str | None:
+        """See Catalog.document_from."""
+        return self._catalog.document_from(collection, path)
+
     def page(
         self,
         collection: str,

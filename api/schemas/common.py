@@ -30,6 +30,7 @@ from ragkv.types import AskOptions
 
 MAX_QUESTION_CHARS = 200_000  # far above any token limit, so that the engine's error can state token counts
 MAX_DOCUMENTS = 1000
+MAX_SOURCE = 4096  # characters of a path, as long as one can be
 
 
 def check_unicode(text: str) -> str:
@@ -55,6 +56,12 @@ def _check_printable(name: str) -> str:
     if not name.strip() or not name.isprintable():
         raise ValueError("must be printable and not blank")
     return name
+
+
+def _check_source(path: str) -> str:
+    if not path.isprintable():
+        raise ValueError("must be printable")
+    return path
 
 
 def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +138,10 @@ def _loaded(text: str) -> Any:
 
 FilterText = Annotated[str, _parse_json(Filter)]
 MetadataText = Annotated[str, _parse_json(Metadata)]
-"""Filter and metadata as JSON text. Validation returns the parsed value, which the type does not show."""
+SourcesText = Annotated[
+    str, _parse_json(list[Annotated[str, Field(max_length=MAX_SOURCE), AfterValidator(_check_source)]])
+]
+"""Filter, metadata and sources as JSON text. Validation returns the parsed value, which the type does not show."""
 
 
 _DOCUMENT: dict[str, JsonValue] = {

@@ -24,6 +24,7 @@ from sqlalchemy import ColumnElement, Select, bindparam, cast, or_, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ragkv.catalog.derived import TYPE, VALUE
+from ragkv.catalog.limits import WHOLE_NUMBERS
 from ragkv.catalog.statements import upsert, values
 from ragkv.catalog.tables import chunks, document_attributes, documents
 from ragkv.catalog.transaction import DialectName, Transaction
@@ -148,6 +149,10 @@ def _checked(filter: Filter) -> list[tuple[str, list[Any]]]:
         allowed = list(value) if isinstance(value, list | tuple) else [value]
         if not all(map(_is_scalar, allowed)):
             raise InputError(f"filter {key!r}: a value is a string, a number, true, false or null, or a list of these")
+        if any(isinstance(each, int) and each not in WHOLE_NUMBERS for each in allowed):
+            raise InputError(
+                f"filter {key!r}: a whole number may have 64 bits; larger ones are sent and stored as text"
+            )
         if not 1 <= len(allowed) <= MAX_VALUES:
             raise InputError(f"filter {key!r}: 1 to {MAX_VALUES} values may be named, not {len(allowed)}")
         checked.append((key, allowed))

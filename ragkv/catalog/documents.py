@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, text, tuple_, update
 
-from ragkv.catalog import attributes, tables, turns, versions
+from ragkv.catalog import attributes, sources, tables, turns, versions
 from ragkv.catalog.attributes import FilterShape
 from ragkv.catalog.limits import MAX_TITLE, read_metadata
 from ragkv.catalog.models import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder, DocumentVersion
@@ -25,7 +25,7 @@ from ragkv.errors import NotFound
 from ragkv.normalisation import folded
 from ragkv.types import Filter, Key
 
-_DOCUMENTS, _VERSIONS = tables.documents, tables.versions
+_DOCUMENTS, _VERSIONS, _SOURCES = tables.documents, tables.versions, tables.sources
 _JOINED = _DOCUMENTS.outerjoin(_VERSIONS, _VERSIONS.c.document == _DOCUMENTS.c.row)
 _INFO = ("metadata", "content_hash", "reader", "chunks", "tokens", "created", "updated")
 # An earlier release has stored titles of any length. What is sorted by is what is shown, so that a page is continued.
@@ -35,7 +35,8 @@ _SELECT = select(
     *(_DOCUMENTS.c[name] for name in _INFO),
     func.coalesce(_VERSIONS.c.number, 1),
     func.coalesce(_VERSIONS.c.bytes, 0),
-).select_from(_JOINED)
+    func.coalesce(_SOURCES.c.path, ""),
+).select_from(_JOINED.outerjoin(_SOURCES, _SOURCES.c.document == _DOCUMENTS.c.row))
 _MINE = _DOCUMENTS.c.collection == bindparam("of")
 _NAMED = (_MINE, _DOCUMENTS.c.id == bindparam("named"))
 _INSERT = insert(_DOCUMENTS).returning(_DOCUMENTS.c.row)
@@ -98,6 +99,7 @@ def upsert(transaction: Transaction, version: DocumentVersion) -> tuple[int, lis
         row, differs = transaction.scalar(_INSERT, stored), True
     versions.record(transaction, row, document.text, document.pages, differs)
     attributes.record(transaction, row, document)
+    sources.record(transaction, row, document.source)
     return row, old_keys
 
 

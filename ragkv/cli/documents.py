@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -34,7 +35,7 @@ from ragkv.cli.common import (
 from ragkv.errors import InputError, without_password
 
 if TYPE_CHECKING:
-    from ingest.loader import Rejected
+    from ingest.document_ids import DocumentIds, Rejected
     from ingest.sandbox import Allowance
     from ragkv.catalog import Catalog, DocumentInfo
     from ragkv.client import RemoteDocument
@@ -49,6 +50,7 @@ def ls(
     descending: Annotated[bool, typer.Option("--desc", help="The largest or latest first.")] = False,
     search: Annotated[str, typer.Option(help="Only documents whose id or title has these words.")] = "",
     long: Annotated[bool, typer.Option("--long", "-l", help="Bytes, version and times, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a document.")] = False,
     data: Data = None,
     url: Url = None,
 ) -> int:
@@ -69,7 +71,11 @@ def ls(
         hint = "try other words" if search else "add some with `ragkv ingest`"
         err().print(f"no documents in {without_password(settings.url or str(settings.data))}; {hint}", style="dim")
         return 0
-    _list(found, long)
+    if as_json:
+        for info in found:
+            typer.echo(json.dumps({name: getattr(info, name) for name in _FIELDS}, ensure_ascii=False))
+    else:
+        _list(found, long)
     return 0
 
 
@@ -227,8 +233,21 @@ def _catalog(settings: Settings) -> Iterator[Catalog]:
         catalog.close()
 
 
+@contextmanager
+def document_ids(settings: Settings, collection: str) -> Iterator[DocumentIds]:
+    """Open what gives documents their ids, before there is an engine."""
+    from ingest.document_ids import DocumentIds
+
+    if isinstance(where := settings.catalog_address, Path) and not where.exists():
+        yield DocumentIds(collection=collection)
+        return
+    with _catalog(settings) as catalog:
+        yield DocumentIds(catalog, collection)
+
+
 _COLUMNS = ("id", "title", "chunks", "tokens", "collection")
 _LONG = ("bytes", "version", "created", "updated")
+_FIELDS = (*_COLUMNS, *_LONG, "metadata", "source")
 
 
 def _cells(info: DocumentInfo | RemoteDocument, long: bool) -> tuple[str, ...]:
