@@ -379,11 +379,12 @@ def unknown_variables() -> list[tuple[str, str]]:
 
     The nearest setting is "" where none is near. An unknown key of ragkv.toml is refused.
     """
-    known = {f"RAGKV_{name.upper()}" for name in Settings.model_fields}
+    known = [name.upper() for name in Settings.model_fields]
     files = SECRETS.glob("ragkv_*") if os.access(SECRETS, os.R_OK | os.X_OK) else ()
     given = {name for name in (*os.environ, *(file.name for file in files)) if name.upper().startswith("RAGKV_")}
-    strange = sorted(name for name in given if name.upper() not in known)
-    return [(name, next(iter(get_close_matches(name.upper(), known, 1)), "")) for name in strange]
+    strange = {name: name.upper().removeprefix("RAGKV_") for name in sorted(given)}
+    near = {name: get_close_matches(bare, known, 1) for name, bare in strange.items() if bare not in known}
+    return [(name, f"RAGKV_{found[0]}" if found else "") for name, found in near.items()]
 
 
 def offer_environment(variables: Mapping[str, str]) -> None:

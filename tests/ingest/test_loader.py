@@ -349,7 +349,9 @@ def test_a_file_name_that_is_no_text_gets_a_printable_id(tmp_path: Path) -> None
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
-    assert list(load([tmp_path], LIMIT)) == []
+    (told,) = load([tmp_path], LIMIT)
+    assert isinstance(told, Rejected)
+    assert "pipe.txt: it is no regular file" in str(told.error)
     (item,) = load([tmp_path / "pipe.txt"], LIMIT)
     assert isinstance(item, Rejected)
 

@@ -142,24 +142,24 @@ def test_form_fields_are_validated_like_a_json_body(service: Service, fields: di
 
 
 def test_files_of_the_same_name_from_two_sources_are_two_documents(service: Service) -> None:
-    def ids(*files: tuple[str, bytes], sources: list[str] | None = None) -> list[tuple[str, str]]:
+    def counts(*files: tuple[str, bytes], sources: list[str] | None = None) -> tuple[int, int]:
         given = {} if sources is None else {"sources": json.dumps(sources)}
         job = upload(service, list(files), collection="years", **given).json()
-        return [(each["id"], each["status"]) for each in job["documents"]]
+        return job["counts"]["completed"], job["counts"]["unchanged"]
+
+    def listed() -> dict[str, str | None]:
+        found = service.client.get("/v1/documents", params={"collection": "years"}).json()["documents"]
+        return {each["id"]: each["source"] for each in found}
 
     old, new = ("c/r.txt", b"The crane of 2025."), ("c/r.txt", b"The crane of 2026.")
-    assert ids(old, sources=["/2025/c/r.txt"]) == [("c/r.txt", "completed")]
-    assert ids(new, sources=["/2026/c/r.txt"]) == [("2026/c/r.txt", "completed")]
-    assert ids(("r.txt", old[1]), new, sources=["/2025/c/r.txt", "/2026/c/r.txt"]) == [
-        ("c/r.txt", "unchanged"),
-        ("2026/c/r.txt", "unchanged"),
-    ]
-    listed = service.client.get("/v1/documents", params={"collection": "years"}).json()["documents"]
-    assert {each["id"]: each["source"] for each in listed} == {
-        "c/r.txt": "/2025/c/r.txt",
-        "2026/c/r.txt": "/2026/c/r.txt",
-    }
-    assert ids(new) == [("c/r.txt", "completed")], "a file without a source has the id that it names"
+    both = {"c/r.txt": "/2025/c/r.txt", "2026/c/r.txt": "/2026/c/r.txt"}
+    assert counts(old, sources=["/2025/c/r.txt"]) == (1, 0)
+    assert counts(new, sources=["/2026/c/r.txt"]) == (1, 0)
+    assert listed() == both
+    assert counts(old, ("r.txt", b"The crane."), sources=["/2025/c/r.txt", "/2026/c/r.txt"]) == (1, 1)
+    assert listed() == both, "a source keeps its id, whatever name the file has"
+    assert counts(new) == (1, 0)
+    assert listed() == both, "a file without a source has the id that it names"
 
 
 def test_too_many_documents_are_refused_as_a_whole(service: Service) -> None:
