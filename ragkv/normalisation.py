@@ -54,6 +54,8 @@ _WORD_BREAK = re.compile(f"(?<=[{_UNSPACED}])\u200b")
 _GROUPED = re.compile(
     r"(?<!\d)\d{1,3}([ ,.'’ʼ٬_])\d{3}(?!\d)(?:\1\d{3}(?!\d))*|(?<!\d)\d{1,2}(?:,\d\d){1,4},\d{3}(?!\d)"
 )
+_MAY_GROUP = re.compile(r"\d[ ,.'’ʼ٬_]\d\d")
+"""Found in less time than what it is a part of."""
 _SEPARATORS = str.maketrans("", "", " ,.'’ʼ٬_")
 
 
@@ -104,7 +106,9 @@ def fold_with_offsets(text: str) -> tuple[str, NDArray[np.int64] | None]:
 
 def numbers(text: str) -> Iterator[tuple[int, str]]:
     """Yield (offset, figures) of each number of a folded text whose figures stand in groups: `48 000`, `48,000`."""
-    return ((number.start(), number[0].translate(_SEPARATORS)) for number in _GROUPED.finditer(text))
+    if _MAY_GROUP.search(text):
+        for number in _GROUPED.finditer(text):
+            yield number.start(), number[0].translate(_SEPARATORS)
 
 
 def searchable(text: str) -> str:
