@@ -40,7 +40,18 @@ def _collection(named: Annotated[Name | None, Form(alias="collection")] = None, 
     return one_collection(collection, named, "the field collection of the form")
 
 
+def _sourced(
+    files: list[UploadFile], sources: Annotated[SourcesText | None, Form()] = None
+) -> list[tuple[UploadFile, str]]:
+    """Return each file with what tells it from all others."""
+    came = cast("Sequence[str]", sources or [""] * len(files))
+    if len(came) != len(files):
+        raise InputError(f"the field sources names {len(came)} sources of {len(files)} files")
+    return list(zip(files, came, strict=True))
+
+
 CollectionDep = Annotated[str, Depends(_collection)]
+SourcedFilesDep = Annotated[list[tuple[UploadFile, str]], Depends(_sourced)]
 router = APIRouter(route_class=FormRoute)
 
 
@@ -48,24 +59,19 @@ router = APIRouter(route_class=FormRoute)
     "/v1/documents", include_in_schema=False, dependencies=[Depends(require_room)]
 )  # documents.py describes it next to its JSON body
 async def upload_documents(
-    files: list[UploadFile],
+    files: SourcedFilesDep,
     request: Request,
     engine_thread: EngineThreadDep,
     caller: CallerDep,
     collection: CollectionDep,
     metadata: Annotated[MetadataText | None, Form()] = None,
-    sources: Annotated[SourcesText | None, Form()] = None,
     wait: Wait = False,
 ) -> Response:
     """Queue the documents of files as a job. A file that cannot be read fails alone."""
     inside = caller.tenant.inside(collection)
     attributes = cast("Mapping[str, Any]", metadata or {})
     service = engine_thread.catalog_service
-    came = cast("Sequence[str]", sources or [""] * len(files))
-    if len(came) != len(files):
-        raise InputError(f"the field sources names {len(came)} sources of {len(files)} files")
-    given = list(zip(files, came, strict=True))
-    items = await anyio.to_thread.run_sync(_parse_all, given, attributes, inside, service, limiter=service.parsing)
+    items = await anyio.to_thread.run_sync(_parse_all, files, attributes, inside, service, limiter=service.parsing)
     job_id = await enqueue(items, inside, engine_thread, caller)
     if not wait:
         return job_responses.accepted(job_id)

@@ -184,14 +184,19 @@ UPLOAD_FORM: dict[str, Any] = {
             "collection": {"type": "string", "default": "default"},
             "metadata": {"type": "object", "description": "JSON; added to every document of the files."},
             "sources": {
-                "type": "array",
-                "items": {"type": "string"},
-                "description": "JSON; for each file what tells it from all others, such as its whole path; empty "
-                "for none. A file whose name is the id of a document from another source gets a longer id.",
+                "type": "string",
+                "contentMediaType": "application/json",
+                "description": "A JSON list; for each file what tells it from all others, such as its whole path; "
+                "empty for none. A file whose name is the id of a document from another source gets a longer id.",
             },
         },
     },
-    "example": {"files": ["notes.md"], "collection": "default", "metadata": {"kind": "notes"}},
+    "example": {
+        "files": ["notes.md"],
+        "collection": "default",
+        "metadata": {"kind": "notes"},
+        "sources": '["/home/me/notes.md"]',
+    },
 }
 """The multipart form of `POST /v1/documents`, as OpenAPI."""
 
