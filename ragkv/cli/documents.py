@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -143,11 +143,14 @@ class IngestOutput:
         self._console.file = self._file = sys.stdout  # `ingest_bulk` puts standard error in its place
         self._counts: Counter[str] = Counter()
 
-    def show(self, document_id: str, status: str, chunks: int, tokens: int) -> None:
-        """Print what became of a document."""
+    def show(self, document_id: str, status: str, chunks: int, tokens: int, warnings: Sequence[str] = ()) -> None:
+        """Print what became of a document, and what its reader warns of."""
         self._counts[status] += 1
+        for warning in warnings:
+            fail(f"{document_id}: {warning}", 0)
         if self._json:
-            self._print({"document_id": document_id, "status": status, "chunks": chunks, "tokens": tokens})
+            done = {"document_id": document_id, "status": status, "chunks": chunks, "tokens": tokens}
+            self._print(done | ({"warnings": list(warnings)} if warnings else {}))
         else:
             size = f"{chunks} chunk{'s' * (chunks != 1)}, {tokens} tokens"
             self._console.print(f"{status:<9}  {printable(document_id)}  ({size})")
@@ -197,9 +200,20 @@ def ingest_all_items(engine: Engine, items: Iterable[Document | Rejected], outpu
             if isinstance(outcome, InputError):
                 output.refuse(outcome, document.id)
             else:
-                output.show(document.id, outcome.status, outcome.chunks, outcome.tokens)
+                warnings = reader_warnings(document.metadata)
+                output.show(document.id, outcome.status, outcome.chunks, outcome.tokens, warnings)
     engine.retriever.save()
     return output.end(1, engine.chunks.encoded - before)
+
+
+def reader_warnings(metadata: Mapping[str, Any]) -> list[str]:
+    """Return what the reader of a file found worth telling, a line each. metadata: of its document."""
+    if not metadata.get("format"):  # what a sender calls so is not the reader's
+        return []
+    encoding = metadata.get("encoding")
+    told = [f"read as {encoding}, because it is not UTF-8; save it as UTF-8 if letters are wrong"] if encoding else []
+    found = metadata.get("warnings")
+    return [*told, *map(str, found if isinstance(found, list) else [])]
 
 
 def _documents(items: Iterable[Document | Rejected], output: IngestOutput) -> Iterator[Document]:

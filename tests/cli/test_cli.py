@@ -25,6 +25,7 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.types import Document
 from tests.engine.test_self_test import Relative, broken
 from tests.forked import forked
+from tests.ingest.formats.packages import xlsx
 from tests.program import served
 from tests.redis_server import redis_server
 from tests.start_records import with_records
@@ -297,6 +298,27 @@ def test_folders_that_are_not_read_are_named_and_end_an_ingest_with_1(ragkv: Pro
     assert again.code == 0
     assert "unchanged  in/line.txt" in again.out
     assert "added      other/in/line.txt" in again.out
+
+
+def test_what_a_reader_warns_of_is_told_at_the_ingest(ragkv: Program, tmp_path: Path) -> None:
+    (tmp_path / "towns.csv").write_bytes("Name;Ort\nJürgen;Köln\nSören;Düsseldorf\n".encode("windows-1252"))
+    row = '<row><c t="inlineStr"><is><t>Crane</t></is></c><c><f>A1+A2</f></c></row>'
+    (tmp_path / "sums.xlsx").write_bytes(xlsx({"Sums": row}))
+    (tmp_path / "line.jsonl").write_text(
+        '{"id": "sent", "text": "x", "metadata": {"encoding": "mine", "warnings": ["w"]}}'
+    )
+    names = ("towns.csv", "sums.xlsx", "line.jsonl")
+    where = ("--data", with_records(tmp_path / "d"), "--device", "cpu", "--json")
+    done = ragkv("ingest", *(tmp_path / name for name in names), *where)
+    assert done.code == 0
+    outcomes = {each.get("document_id"): each.get("warnings") for each in map(json.loads, done.out.splitlines())}
+    assert outcomes["sent"] is None
+    assert outcomes["towns.csv"] == [
+        "read as windows-1252, because it is not UTF-8; save it as UTF-8 if letters are wrong"
+    ]
+    assert "formula" in outcomes["sums.xlsx"][0]
+    told = [line for line in done.err.splitlines() if line.startswith("ragkv: ") and ("csv" in line or "xlsx" in line)]
+    assert told == [f"ragkv: {name}: {outcomes[name][0]}" for name in names[:2]]
 
 
 def test_a_list_is_sorted_searched_and_long(ragkv: Program, data: Path) -> None:
