@@ -12,7 +12,6 @@ from ragkv.cli.common import Progress, err, fail, out, printable, progress
 from ragkv.errors import InputError, TooLarge
 
 if TYPE_CHECKING:
-    from ingest.folders import FolderFault
     from ingest.source_files import SourceFile
     from ragkv.catalog import DocumentOrder
     from ragkv.client import Client, Job, RemoteChunk, RemoteDocument
@@ -36,6 +35,7 @@ def connected(settings: Settings) -> Iterator[Client]:
 
 def ingest(settings: Settings, locations: Sequence[str], collection: str) -> int:
     """Send the files of all locations and print the outcome of every document. Returns the exit code."""
+    from ingest.folders import FolderFault
     from ingest.sources import open_locations
 
     with connected(settings) as client, ExitStack() as stack:

@@ -104,7 +104,7 @@ def upload(
     names: Sequence[str],
     metadata: Mapping[str, Any] | None,
     collection: str,
-    sources: Sequence[str] | None,
+    sources: Sequence[str] | None = None,
 ) -> Call[str]:
     """POST files; the result is the id of the job. Raises OSError for a file that cannot be read."""
     files = [("files", (name, path.read_bytes())) for path, name in zip(paths, names, strict=True)]
