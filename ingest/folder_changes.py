@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ingest.loader import named
+from ingest.folders import FolderFault, named
 
 Signature = tuple[int, int, int]
 """(modification time in ns, size, inode) of a file."""
@@ -26,11 +26,13 @@ class FolderChanges:
 
     Attributes:
         changed: New and changed files by name.
-        removed: Names of the files that are gone.
+        removed: Files that are gone by name; an empty path where it is not known.
+        faults: Places that were not read. They are no change.
     """
 
     changed: dict[str, Path] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()
+    removed: dict[str, Path] = field(default_factory=dict)
+    faults: tuple[FolderFault, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.removed)
@@ -51,16 +53,19 @@ class FolderScanner:
         self._seen: dict[str, Signature] = {}
         self._mounted: dict[Path, tuple[int, int]] = {}
 
-    def assume(self, names: Iterable[str]) -> None:
-        """Take files for accepted that were there earlier. Those that are still there count as changed."""
-        for name in names:
-            self._accepted.setdefault(name, ((0, 0, 0), Path()))
+    def assume(self, files: Iterable[tuple[str, Path]]) -> None:
+        """Take files for accepted that were there earlier. Those that are still there count as changed.
+
+        files: Name and path of each; an empty path where it is not known.
+        """
+        for name, path in files:
+            self._accepted.setdefault(name, ((0, 0, 0), path))
 
     def scan(self) -> FolderChanges:
         """Return what two scans in a row have seen. The same changes are returned again until they are accepted."""
-        now, kept = dict[str, tuple[Signature, Path]](), set[str]()
+        now, kept, faults = dict[str, tuple[Signature, Path]](), set[str](), list[FolderFault]()
         for folder in self._folders:
-            found, whole = self._list(folder)
+            found, whole = self._list(folder, faults)
             now |= found
             if not whole:
                 kept |= {name for name, (_, path) in self._accepted.items() if _is_below(path, folder)}
@@ -71,8 +76,9 @@ class FolderScanner:
             for name, (signature, path) in now.items()
             if before.get(name) == signature and self._accepted.get(name, ((), path))[0] != signature
         }
-        gone = (name for name in self._accepted if name not in now and name not in before and name not in kept)
-        return FolderChanges(changed, tuple(gone))
+        known = ((name, path) for name, (_, path) in self._accepted.items())
+        gone = {name: path for name, path in known if name not in now and name not in before and name not in kept}
+        return FolderChanges(changed, gone, tuple(faults))
 
     def accept(self, changes: FolderChanges) -> None:
         """Take note that changes were followed. A file that has changed since then is a change again."""
@@ -82,19 +88,20 @@ class FolderScanner:
         for name in changes.removed:
             self._accepted.pop(name, None)
 
-    def _list(self, folder: Path) -> tuple[dict[str, tuple[Signature, Path]], bool]:
-        """Return the files of a folder, and whether all of it could be listed."""
-        faults, found = list[OSError](), dict[str, tuple[Signature, Path]]()
-        for path, name in named([folder], self._root, faults.append):
+    def _list(self, folder: Path, faults: list[FolderFault]) -> tuple[dict[str, tuple[Signature, Path]], bool]:
+        """Return the files of a folder, and whether all of it could be listed. faults: gets what could not."""
+        here, found = list[FolderFault](), dict[str, tuple[Signature, Path]]()
+        for path, name in named([folder], self._root, here.append):
             try:
                 facts = path.stat()
             except FileNotFoundError:
                 continue  # it was removed meanwhile
             except OSError as error:
-                faults.append(error)
+                here.append(FolderFault(path, f"it cannot be read: {error.strerror}", hides=True))
                 continue
             found[name] = ((facts.st_mtime_ns, facts.st_size, facts.st_ino), path)
-        return found, self._is_there(folder, bool(found)) and not faults
+        faults += here
+        return found, self._is_there(folder, bool(found)) and not any(fault.hides for fault in here)
 
     def _is_there(self, folder: Path, filled: bool) -> bool:
         """Return whether a folder is the one that was seen with files in it, and not the place where it was mounted."""

@@ -146,11 +146,12 @@ def start_next(transaction: Transaction, worker: str, job: int | None = None) ->
 
 def _document(collection: str, document_id: str, payload: str) -> Document:
     """Return a document of the queue. Raises what it raises to read what an earlier release accepted."""
-    title, text, metadata, *pages = json.loads(payload)  # a job that an older release queued has no pages
+    title, text, metadata, *more = json.loads(payload)  # a job that an older release queued has no pages and no source
     if is_deep(metadata):
         raise InvalidDocument(f"its metadata is nested deeper than {MAX_DEPTH} levels")
-    starts = tuple((offset, number) for offset, number in (pages[0] if pages else ()))
-    return Document(document_id, shortened(title, MAX_TITLE), text, dict(metadata), collection, starts)
+    starts = tuple((offset, number) for offset, number in (more[0] if more else ()))
+    source = more[1] if len(more) > 1 else ""
+    return Document(document_id, shortened(title, MAX_TITLE), text, dict(metadata), collection, starts, source)
 
 
 def requeue(transaction: Transaction, place: JobPlace, worker: str) -> None:

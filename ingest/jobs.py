@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 from ingest import job_table, job_view, leases
+from ingest.document_ids import Rejected
 from ingest.job_table import StartedDocument, WaitingJob
 from ingest.job_view import (
     Backlog,
@@ -32,7 +33,7 @@ from ingest.job_view import (
     ignore_outcome,
 )
 from ingest.leases import JobPlace, LeaseKeeper
-from ingest.loader import Rejected, checked
+from ingest.loader import checked
 from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
 from ingest.progress import ENDS, IngestStep, Paused
 from ragkv.catalog import Catalog
@@ -452,7 +453,7 @@ def _entry(item: Document | Rejected, limit: int) -> dict[str, str | None]:
     try:
         if isinstance(item, Rejected):
             raise item.error
-        checked(item, limit)
+        item = checked(item, limit)
     except InputError as error:
         name = item.source if isinstance(item, Rejected) else item.id
         return {
@@ -462,8 +463,8 @@ def _entry(item: Document | Rejected, limit: int) -> dict[str, str | None]:
             "code": code_of(type(error)),
             "message": _storable(error.public),
         }
-    pages = [item.pages] if item.pages else []  # an older release reads payloads without pages only
-    return {**row, "id": item.id, "payload": json.dumps([item.title, item.text, dict(item.metadata), *pages])}
+    more = [item.pages, item.source] if item.source else [item.pages] if item.pages else []
+    return {**row, "id": item.id, "payload": json.dumps([item.title, item.text, dict(item.metadata), *more])}
 
 
 def code_of(kind: type[Exception]) -> str:

@@ -10,42 +10,31 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
 from typing import BinaryIO, NoReturn
 
 from ingest import sandbox
+from ingest.document_ids import DocumentIds
+from ingest.document_ids import Rejected as Rejected
+from ingest.folders import SUFFIXES, FolderFault, named
 from ingest.formats.base import Parsed
 from ingest.sandbox import FORMATS, USUAL, Allowance
 from ingest.text import check_replacements, check_text, decode
 from ingest.wrapping import unwrapped
 from ragkv.catalog.limits import MAX_NAME, MAX_TITLE, check_metadata, fitting
 from ragkv.errors import InputError, InvalidDocument, TooLarge
+from ragkv.normalisation import normal_id, visible
 from ragkv.passages import fence_of, heading_of, shortened
 from ragkv.types import Document
-
-SUFFIXES = (".txt", ".md", ".jsonl", *FORMATS)
 
 _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n---[ \t]*\n", re.DOTALL)
 _HEADING_WITHIN = 65536
 """Characters at the start of a text that are searched for a heading."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A document that cannot be ingested.
-
-    Attributes:
-        source: Its file, or its file and line.
-        error: Why it is rejected.
-    """
-
-    source: str
-    error: InputError
 
 
 def load(
@@ -69,44 +58,16 @@ def load(
             folder that holds the named path.
         allowed: What parsing a file in its own process may take.
     """
-    unique = UniqueIds()
-    for path, name in named(paths, root):
+    ids, faults = DocumentIds(), list[FolderFault]()
+    for path, name in named(paths, root, faults.append):
         for item in load_file(path, name, limit, collection, allowed):
-            yield unique.checked(item, name)
+            yield ids.checked(item, name)
+    yield from map(rejected, faults)
 
 
-class UniqueIds:
-    """Rejects a document whose id an earlier file has used."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, str] = {}
-
-    def checked(self, item: Document | Rejected, name: str) -> Document | Rejected:
-        """Return an item of the file `name`, or why it is rejected."""
-        return (self.reserve(item.id, name) or item) if isinstance(item, Document) else item
-
-    def reserve(self, id: str, name: str) -> Rejected | None:
-        """Let the file `name` use an id. Returns the refusal if an earlier file has used it."""
-        if id in self._seen:
-            fault = InvalidDocument(f"{name}: document id {id!r} was already used by {self._seen[id]}")
-            return Rejected(name, fault)
-        self._seen[id] = name
-        return None
-
-
-def named(
-    paths: Iterable[Path], root: Path | None = None, on_error: Callable[[OSError], object] | None = None
-) -> Iterator[tuple[Path, str]]:
-    """Yield the files that `load` reads, each with its document id, without opening them.
-
-    Args:
-        paths: Files and folders.
-        root: As for `load`.
-        on_error: Called when a folder cannot be listed. It is left out then.
-    """
-    for given in paths:
-        for path in _files(given, on_error):
-            yield path, name_of(path, given, root or Path.cwd())
+def rejected(fault: FolderFault) -> Rejected:
+    """Return a place that was not read as a rejected document."""
+    return Rejected(str(fault.path), InvalidDocument(str(fault)))
 
 
 def parse(
@@ -141,7 +102,13 @@ def read(
 
 
 def checked(document: Document, limit: int) -> Document:
-    """Return the document if it can be ingested. Raises InvalidDocument and TooLarge."""
+    """Return the document as it is ingested: without invisible characters, and with the one form of its id.
+
+    Raises:
+        InvalidDocument: It cannot be ingested.
+        TooLarge: Its text is longer than `limit`.
+    """
+    document = _visible_document(document)
     label = f"document {document.id!r}"
     for name, value in (("id", document.id), ("collection", document.collection)):
         if not value.strip() or len(value) > MAX_NAME or not value.isprintable():
@@ -167,42 +134,16 @@ def checked(document: Document, limit: int) -> Document:
     return document
 
 
-def skipped(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files in the given folders that `load` skips because of their suffix. Hidden files are left out."""
-    for given in paths:
-        if given.is_dir():
-            yield from (path for path in _visible(given) if path.suffix.lower() not in SUFFIXES)
-
-
-def _files(given: Path, on_error: Callable[[OSError], object] | None) -> Iterator[Path]:
-    if not given.is_dir():
-        yield given
-        return
-    yield from (path for path in _visible(given, on_error) if path.suffix.lower() in SUFFIXES)
-
-
-def _visible(root: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
-    """Yield the files in a folder and its folders, without hidden ones."""
-    for folder, folders, files in os.walk(root, onerror=on_error):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for file in sorted(files):
-            path = Path(folder, file)
-            if not file.startswith(".") and path.is_file():
-                yield path
-
-
-def name_of(path: Path, given: Path, root: Path) -> str:
-    """Return the name that `load` gives to a path below the path that the caller named."""
-    full = Path(os.path.abspath(path))
-    for base in (Path(os.path.abspath(root)), Path(os.path.abspath(given)).parent):
-        if full.is_relative_to(base):
-            return _printable(full.relative_to(base).as_posix())
-    return _printable(full.name)
-
-
-def _printable(name: str) -> str:
-    """Escape bytes that are not UTF-8: file names may hold them, but an id is stored and shown."""
-    return name.encode(errors="backslashreplace").decode()
+def _visible_document(document: Document) -> Document:
+    title, text, pages = visible(document.title), visible(document.text), document.pages
+    if pages and len(text) != len(document.text):
+        starts = [start for start, _ in pages]
+        parts = [visible(document.text[start:end]) for start, end in pairwise([0, *starts, len(document.text)])]
+        text = "".join(parts)
+        ends = accumulate(map(len, parts))
+        pages = tuple((end, number) for end, (_, number) in zip(ends, pages, strict=False))
+    new = replace(document, id=normal_id(document.id), title=title, text=text, pages=pages)
+    return document if new == document else new
 
 
 def load_file(path: Path, name: str, limit: int, collection: str, allowed: Allowance) -> Iterator[Document | Rejected]:
@@ -249,7 +190,7 @@ def _parsed(file: BinaryIO, size: int, suffix: str, limit: int, allowed: Allowan
             return sandbox.parse(file, suffix, limit, allowed)
         except OSError as error:
             raise InvalidDocument(f"no process can be started to read it: {error.strerror}; try again later") from None
-    text = decode(file.read(limit + 1))
+    text = visible(decode(file.read(limit + 1)))  # before lines are joined: a soft hyphen divides a word
     if suffix == ".md":
         return Parsed(_heading(text), unwrapped(text, markdown=True), {"format": "markdown"})
     return Parsed("", unwrapped(text), {})

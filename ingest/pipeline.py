@@ -216,7 +216,7 @@ def ingest_steps(
     digest, reader = content_hash(document), reader_of(engine)
     known = catalog.find(document.collection, document.id)
     if known and (known.content_hash, known.reader) == (digest, reader):
-        return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
+        return _keep(catalog, document, known)
     is_new = known is None or known.content_hash != digest
     chunks = yield from _split_steps(engine, document, limited=is_new)
     tokens = sum(len(chunk.tokens) for chunk in chunks)
@@ -232,6 +232,13 @@ def ingest_steps(
     yield IngestStep("index", len(chunks), len(chunks))
     engine.retriever.changed(document.collection)
     return outcome
+
+
+def _keep(catalog: Catalog, document: Document, known: DocumentInfo) -> IngestOutcome:
+    """Leave unchanged content as it is. A file that is new to the document is noted."""
+    if document.source not in ("", known.source):
+        catalog.note_source(document)
+    return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
 
 
 def _split_steps(engine: IngestEngine, document: Document, limited: bool) -> Generator[IngestStep, None, list[Chunk]]:

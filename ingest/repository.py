@@ -72,7 +72,7 @@ def open_repository(address: str, copy: Path) -> Iterator[SourceFile]:
     if not folder.is_dir():
         raise InputError(f"{address}: the repository has no folder {repository.folder!r}")
     for file in local_files([folder], copy):
-        yield replace(file, name=f"{GIT}{repository.url}/{file.name}")
+        yield replace(file, name=f"{GIT}{repository.url}/{file.name}", source="")
 
 
 def _clone(repository: Repository, copy: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
 
-from ingest.loader import SUFFIXES, named
+from ingest.folders import SUFFIXES, OnFault, named, source_of
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,14 @@ class SourceFile:
         fetch: Returns its path on this machine, below the folder that it is given if it has to be copied. Raises
             InputError.
         remote: Whether it has to be fetched from elsewhere.
+        source: Its path on this machine (`ingest.folders.source_of`), where it is one document; "" else.
     """
 
     name: str
     size: int
     fetch: Callable[[Path], Path]
     remote: bool = False
+    source: str = ""
 
     @property
     def lines(self) -> bool:
@@ -33,15 +35,18 @@ class SourceFile:
         return PurePath(self.name).suffix.lower() == ".jsonl"
 
 
-def local_files(paths: Iterable[Path], root: Path | None = None) -> Iterator[SourceFile]:
-    """Yield the files of paths of this machine. See `ingest.loader.named`."""
-    for path, name in named(paths, root):
+def local_files(
+    paths: Iterable[Path], root: Path | None = None, on_fault: OnFault | None = None
+) -> Iterator[SourceFile]:
+    """Yield the files of paths of this machine. See `ingest.folders.named`."""
+    for path, name in named(paths, root, on_fault):
         yield local_file(path, name)
 
 
 def local_file(path: Path, name: str) -> SourceFile:
     """Return a file of this machine by its name."""
-    return SourceFile(name, path.stat().st_size if path.is_file() else 0, partial(_stay, path))
+    file = SourceFile(name, path.stat().st_size if path.is_file() else 0, partial(_stay, path))
+    return file if file.lines else replace(file, source=source_of(path))
 
 
 def absolute(file: SourceFile) -> SourceFile:

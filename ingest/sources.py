@@ -13,9 +13,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-from ingest.loader import Rejected, UniqueIds, load_file
+from ingest.document_ids import DocumentIds, Rejected
+from ingest.folders import FolderFault, OnFault
+from ingest.loader import load_file, rejected
 from ingest.objects import open_bucket
 from ingest.repository import GIT, open_repository
 from ingest.sandbox import USUAL, Allowance
@@ -47,12 +50,13 @@ def check_locations(locations: Iterable[str]) -> None:
             )
 
 
-def open_locations(locations: Sequence[str], stack: ExitStack) -> Iterator[SourceFile]:
+def open_locations(locations: Sequence[str], stack: ExitStack, on_fault: OnFault | None = None) -> Iterator[SourceFile]:
     """Yield the files of all locations in order, those of folders in sorted order.
 
     Args:
         locations: Paths and addresses.
         stack: Keeps what is open, such as a copy of a repository. The files are readable until it ends.
+        on_fault: Called for each place in a folder that is not read.
 
     Raises:
         InputError: A place cannot be read.
@@ -64,11 +68,15 @@ def open_locations(locations: Sequence[str], stack: ExitStack) -> Iterator[Sourc
         elif place.startswith(GIT):
             yield from open_repository(place, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         else:
-            yield from local_files([Path(place)])
+            yield from local_files([Path(place)], on_fault=on_fault)
 
 
 def load_locations(
-    locations: Sequence[str], limit: int, collection: str = "default", allowed: Allowance = USUAL
+    locations: Sequence[str],
+    limit: int,
+    collection: str = "default",
+    allowed: Allowance = USUAL,
+    ids: DocumentIds | None = None,
 ) -> Iterator[Document | Rejected]:
     """Load the documents of all locations, as `ingest.loader.load` does those of paths.
 
@@ -77,23 +85,28 @@ def load_locations(
         limit: Most bytes of a document. What is larger is not fetched.
         collection: Collection of the documents.
         allowed: What parsing a file in its own process may take.
+        ids: Gives the documents their ids.
 
     Raises:
         InputError: A place cannot be read.
         ConfigError: A package or a program is missing.
     """
+    faults = list[FolderFault]()
     with ExitStack() as stack:
-        yield from load_files(open_locations(locations, stack), limit, collection, allowed)
+        yield from load_files(open_locations(locations, stack, faults.append), limit, collection, allowed, ids)
+    yield from map(rejected, faults)
 
 
 def load_files(
-    files: Iterable[SourceFile], limit: int, collection: str, allowed: Allowance, unique: UniqueIds | None = None
+    files: Iterable[SourceFile], limit: int, collection: str, allowed: Allowance, ids: DocumentIds | None = None
 ) -> Iterator[Document | Rejected]:
-    """Load the documents of files. See `load_locations`. unique: holds ids that other files have used."""
-    unique = unique or UniqueIds()
+    """Load the documents of files. See `load_locations`."""
+    ids = ids or DocumentIds()
     for file in files:
         for item in _load(file, limit, collection, allowed):
-            yield unique.checked(item, file.name)
+            if isinstance(item, Document) and file.source:
+                item = replace(item, source=file.source)
+            yield ids.checked(item, file.name)
 
 
 def _load(file: SourceFile, limit: int, collection: str, allowed: Allowance) -> Iterator[Document | Rejected]:

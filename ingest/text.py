@@ -7,7 +7,9 @@ import re
 from ragkv.errors import InvalidDocument
 
 # Control characters that text has no use for. NUL is not among them: it is refused wherever it occurs.
-_CONTROLS = "".join(map(chr, (*range(1, 9), *range(14, 27), *range(28, 32), 127)))
+_CONTROLS = bytes((*range(1, 9), *range(14, 27), *range(28, 32), 127))
+_AT_ONCE = 2**20
+"""Bytes that are looked at in one call, between which other threads run."""
 _CONTROL = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _CONTROL_SHARE = 0.01
 _REPLACED_SHARE = 0.01
@@ -38,10 +40,11 @@ def check_text(text: str) -> None:
     if position >= 0:
         raise InvalidDocument(f"byte {len(text[:position].encode(errors='replace'))} is NUL, this is not text")
     try:
-        text.encode()
+        data = text.encode()
     except UnicodeEncodeError as error:
         raise InvalidDocument(f"character {error.start} is half of a surrogate pair") from None
-    controls = sum(map(text.count, _CONTROLS))  # short calls, between which other threads run
+    parts = (data[start : start + _AT_ONCE] for start in range(0, len(data), _AT_ONCE))
+    controls = len(data) - sum(len(part.translate(None, _CONTROLS)) for part in parts)
     if controls > _CONTROL_SHARE * len(text):
         first = _CONTROL.search(text)
         offset = len(text[: first.start()].encode()) if first else 0

@@ -41,8 +41,11 @@ _ALONE = re.compile(
 _CODE = re.compile(
     r"\s*(?:def \w+\(|class \w+[:(]|import \w+$|from [\w.]+ import |#include|return;|(?:if|for|while) ?\(|//|/\*|\})"
 )
-_SENTENCE = re.compile(r"(?![ivx]{2,4}[.)])[\"“‘]?(?:[^\W\d_]{2,}+(?:[ ,.;!?’'”\")-]|$)|[AaIO] )")
+_SENTENCE = re.compile(r"(?![ivx]{2,4}[.)])[\"“‘]?(?:[^\W\d_]{2,}+(?:[ ,.;!?’'”\")-]|$)|[AaIO] |\d{1,9}+,? [^\W\d_])")
 """How a line of plain sentences begins."""
+# Characters of which one begins what a pattern matches: most lines begin with another, and are not matched.
+_ITEM_BEGINS, _ALONE_BEGINS, _CODE_BEGINS = "-*+•‣▪◦–—[", "#=*_~-<[:.@$", "dcif#rw/}"
+_CODE_ENDS = "{};\\"
 _HYPHENATED = re.compile(r"[-‐‑–]\n")
 _KEY_LENGTH = 32
 _INDENTS = ("    ", "\t")
@@ -104,9 +107,9 @@ def _plain(block: str, markdown: bool) -> str | None:
     """
     if "  " in block or "\t" in block or "|" in block or " \n" in block or "\\" in block or "<br" in block:
         return None
-    lines = block.split("\n")
+    lines, has_keys = block.split("\n"), ":" in block
     for line in lines:
-        if _SENTENCE.match(line) is None or line.find(":", 0, _KEY_LENGTH) >= 0:
+        if _SENTENCE.match(line) is None or (has_keys and line.find(":", 0, _KEY_LENGTH) >= 0):
             return None
     width = max(map(len, lines))
     if len(lines) == 1:
@@ -117,7 +120,9 @@ def _plain(block: str, markdown: bool) -> str | None:
         least = _FULL * width - 1
         for above, below in pairwise(lines):
             word = below.find(" ")
-            if len(above) + (len(below) if word < 0 else word) <= least or _is_code(above):
+            if len(above) + (len(below) if word < 0 else word) <= least:
+                return None
+            if (above[0] in _CODE_BEGINS or above[-1] in _CODE_ENDS) and _is_code(above, above):
                 return None
     return block.replace("\n", " ")
 
@@ -134,43 +139,57 @@ def _unwrapped(text: str, markdown: bool) -> str:
     """Unwrap a text line by line."""
     if not text:
         return ""
-    out, paragraph = list[str](), list[str]()
-    for line, is_prose in _lines(text.split("\n"), markdown):
-        if not is_prose or (paragraph and _begins_anew(paragraph[-1], line, markdown)):
-            out += _joined(paragraph, markdown)
+    out, paragraph, quoted = list[str](), list[str](), ">" in text
+    for line, is_prose, is_item in _lines(text.split("\n"), markdown, _has_fences(text)):
+        if paragraph and (not is_prose or is_item or _begins_anew(paragraph[-1], line, markdown, quoted)):
+            out += _joined(paragraph, markdown, quoted)
             paragraph.clear()
         if is_prose:
             paragraph.append(line)
         else:
             out.append(line)
-    return "\n".join([*out, *_joined(paragraph, markdown)])
+    return "\n".join([*out, *_joined(paragraph, markdown, quoted)])
 
 
-def _lines(lines: Sequence[str], markdown: bool) -> Iterator[tuple[str, bool]]:
-    """Yield each line, and whether it is one of a paragraph."""
+def _has_fences(text: str) -> bool:
+    """Whether a line of a text may begin or end code."""
+    return "```" in text or "~~~" in text or "$$" in text
+
+
+def _lines(lines: Sequence[str], markdown: bool, fenced: bool) -> Iterator[tuple[str, bool, bool]]:
+    """Yield each line, whether it is one of a paragraph, and whether it begins an item of a list.
+
+    fenced: Whether there may be marks of code.
+    """
     fence, start, before = "", _front_matter(lines) if markdown else 0, ""
     listed = False
     for at, line in enumerate(lines):
-        mark = _FENCE.match(line)
+        mark = _FENCE.match(line) if fenced else None
         if at < start or fence or mark:
             if mark and at >= start:
                 fence = "" if fence == mark[1] else fence or mark[1]
-            yield line, False
-        else:
-            bare = line.strip()
-            listed = bool(_ITEM.match(line)) or (listed and (not bare or line[:1].isspace()))
-            is_code = line.startswith(_INDENTS) and not before and not listed
-            if is_code and not markdown:  # the first line of a paragraph may be indented
-                is_code = at + 1 == len(lines) or lines[at + 1].startswith(_INDENTS)
-            is_prose = bool(bare) and not is_code and not _ALONE.match(line) and not _APART.search(line)
-            yield line, is_prose and (markdown or not _is_code(line))
-            before = bare if not is_code else ""
+            yield line, False, False
+            continue
+        bare = line.strip()
+        first, head = bare[:1], bare[:6]
+        is_item = bool((first in _ITEM_BEGINS or "." in head or ")" in head) and _ITEM.match(line))
+        listed = is_item or (listed and (not bare or line[:1].isspace()))
+        is_code = not before and not listed and line.startswith(_INDENTS)
+        if is_code and not markdown:  # the first line of a paragraph may be indented
+            is_code = at + 1 == len(lines) or lines[at + 1].startswith(_INDENTS)
+        before = bare if not is_code else ""
+        is_prose = bool(bare) and not is_code and not (first in _ALONE_BEGINS and _ALONE.match(line))
+        if is_prose and ("  " in bare or "|" in bare or "\t" in line):
+            is_prose = _APART.search(line) is None
+        yield line, is_prose and (markdown or not _is_code(line, bare)), is_item
 
 
-def _is_code(line: str) -> bool:
-    """Whether a line is one of a program rather than of a sentence."""
-    end = line.rstrip()[-1:]
-    return end in ("{", "}", "\\") or (end == ";" and ("(" in line or "=" in line)) or _CODE.match(line) is not None
+def _is_code(line: str, bare: str) -> bool:
+    """Whether a line is one of a program rather than of a sentence. bare: the line without white space around it."""
+    end = bare[-1:]
+    if end and end in _CODE_ENDS and (end != ";" or "(" in line or "=" in line):
+        return True
+    return bare[:1] in _CODE_BEGINS and _CODE.match(line) is not None
 
 
 def _front_matter(lines: Sequence[str]) -> int:
@@ -180,49 +199,69 @@ def _front_matter(lines: Sequence[str]) -> int:
     return next((at + 1 for at in range(1, len(lines)) if lines[at].rstrip() == "---"), 0)
 
 
-def _begins_anew(before: str, line: str, markdown: bool) -> bool:
-    """Whether a line begins another paragraph than the one before it."""
-    if _ITEM.match(line) or _quote(line) != _quote(before):
+def _begins_anew(before: str, line: str, markdown: bool, quoted: bool) -> bool:
+    """Whether a line that is no item begins another paragraph than the one before it.
+
+    quoted: Whether lines may be quotations.
+    """
+    if quoted and _quote(line) != _quote(before):
         return True
-    indent, above = _indent(line), _indent(before)
-    return not markdown and indent > above + 1 and not _ITEM.match(before)
+    if markdown or not (quoted or line[:1].isspace()):
+        return False
+    return _indent(line) > _indent(before) + 1 and not _ITEM.match(before)
 
 
-def _joined(lines: Sequence[str], markdown: bool) -> list[str]:
-    """Return the lines of a paragraph, joined where they go on."""
+def _joined(lines: Sequence[str], markdown: bool, quoted: bool) -> list[str]:
+    """Return the lines of a paragraph, joined where they go on. quoted: Whether they may be a quotation."""
     if len(lines) < 2:
         return list(lines)
-    bare = [_bare(line) for line in lines]
-    width = max(map(_width, bare))
-    filled = sum(_fills(above, below, width) for above, below in pairwise(bare))
-    if _is_verse(bare, width, filled):
+    bare = [_bare(line) for line in lines] if quoted else [line.strip() for line in lines]
+    widths = list(map(_width, bare))
+    width = max(widths)
+    fills = [_fills(above, below, width) for above, below in zip(widths, bare[1:], strict=False)]
+    if _is_verse(bare, width, sum(fills)):
         return list(lines)
+    goes_on = _markdown_goes_on(bare, width) if markdown else _text_goes_on(bare, widths, fills)
     parts, out = [lines[0].rstrip() if not _is_broken(lines[0], markdown) else lines[0]], list[str]()
-    for at in range(1, len(lines)):
-        kept = _is_broken(lines[at - 1], markdown) or not _goes_on(bare, at, width, filled, markdown)
-        ended = lines[at] if _is_broken(lines[at], markdown) else lines[at].rstrip()
-        if kept:
+    for at, goes in enumerate(goes_on, 1):
+        is_broken = _is_broken(lines[at], markdown)
+        if not goes or _is_broken(lines[at - 1], markdown):
             out.append("".join(parts))
-            parts = [ended]
+            parts = [lines[at] if is_broken else lines[at].rstrip()]
         else:
-            parts += [between(bare[at - 1], bare[at]), ended[len(lines[at]) - len(_unquoted(lines[at])) :]]
+            parts += [between(bare[at - 1], bare[at]), _unquoted(lines[at]) if is_broken else bare[at]]
     return [*out, "".join(parts)]
 
 
-def _goes_on(bare: Sequence[str], at: int, width: int, filled: int, markdown: bool) -> bool:
-    """Whether a line of a paragraph goes on in the next one, `bare[at]`."""
-    above, below = bare[at - 1], bare[at]
-    if _KEY.match(below) and (_KEY.match(above) or len(above) < _NEARLY * width):
+def _keeps_apart(above: str, below: str, width: int) -> bool:
+    """Whether a line is a field, `Name: value`, that does not belong to the sentence before it."""
+    if below.find(":", 0, _KEY_LENGTH + 2) < 0 or not _KEY.match(below):
         return False
-    lower, ended = _is_lower(below), _ends(above)
-    if markdown:
-        return width >= WIDE or _ends(bare[-1]) or any(map(_is_lower, bare))
-    if width >= WIDE:
-        if _fills(above, below, width):
-            return True
-        return not ended and (lower or below[:1].isdigit() or _width(above) >= _NEARLY * width)
-    is_text = lower or below[:1].isdigit() or (width >= _NARROW and len(bare) > 2)
-    return is_text and not ended and _ends(bare[-1]) and filled >= 0.8 * (len(bare) - 1)
+    return len(above) < _NEARLY * width or _KEY.match(above) is not None
+
+
+def _markdown_goes_on(bare: Sequence[str], width: int) -> Iterator[bool]:
+    """Yield whether each line of a paragraph but the last goes on in the next one."""
+    is_text = width >= WIDE or _ends(bare[-1]) or any(map(_is_lower, bare))
+    return (is_text and not _keeps_apart(above, below, width) for above, below in pairwise(bare))
+
+
+def _text_goes_on(bare: Sequence[str], widths: Sequence[int], fills: Sequence[bool]) -> Iterator[bool]:
+    """Yield the same for a text without marks. fills: whether the first word of the next line had no room."""
+    width = max(widths)
+    is_wide = width >= WIDE
+    is_even = not is_wide and _ends(bare[-1]) and sum(fills) >= 0.8 * (len(bare) - 1)
+    is_long = width >= _NARROW and len(bare) > 2
+    for (above, below), above_width, is_full in zip(pairwise(bare), widths, fills, strict=False):
+        if _keeps_apart(above, below, width):
+            yield False
+        elif is_wide and is_full:
+            yield True
+        elif not (is_wide or is_even) or _ends(above):
+            yield False
+        else:
+            more = above_width >= _NEARLY * width if is_wide else is_long
+            yield more or below[:1].isdigit() or _is_lower(below)
 
 
 def _is_verse(bare: Sequence[str], width: int, filled: int) -> bool:
@@ -243,10 +282,10 @@ def between(above: str, below: str) -> str:
     return "" if last == "–" and above[-2:-1].isdigit() and first.isdigit() else " "
 
 
-def _fills(above: str, below: str, width: int) -> bool:
-    """Whether the first word of a line had no room in the line above."""
+def _fills(above: int, below: str, width: int) -> bool:
+    """Whether the first word of a line had no room in the line above, which is `above` wide."""
     word = 1 if _is_wide(below[:1]) else below.find(" ")
-    return _width(above) + 1 + (_width(below) if word < 0 else word) > _FULL * width
+    return above + 1 + (_width(below) if word < 0 else word) > _FULL * width
 
 
 def _width(line: str) -> int:

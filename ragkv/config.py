@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -371,6 +372,19 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigError(f"settings: {faults}") from None
     except ValueError as error:
         raise ConfigError(f"ragkv.toml: {error}") from None
+
+
+def unknown_variables() -> list[tuple[str, str]]:
+    """Return (name, nearest setting) of each variable or secret that looks like a setting and is none.
+
+    The nearest setting is "" where none is near. An unknown key of ragkv.toml is refused.
+    """
+    known = [name.upper() for name in Settings.model_fields]
+    files = SECRETS.glob("ragkv_*") if os.access(SECRETS, os.R_OK | os.X_OK) else ()
+    given = {name for name in (*os.environ, *(file.name for file in files)) if name.upper().startswith("RAGKV_")}
+    strange = {name: name.upper().removeprefix("RAGKV_") for name in sorted(given)}
+    near = {name: get_close_matches(bare, known, 1) for name, bare in strange.items() if bare not in known}
+    return [(name, f"RAGKV_{found[0]}" if found else "") for name, found in near.items()]
 
 
 def offer_environment(variables: Mapping[str, str]) -> None:

@@ -70,6 +70,7 @@ class Document:
         collection: Collection of the document.
         pages: (offset, number) of each page: where it begins in `text`, and its number from 1. Empty for formats
             without pages.
+        source: Path of the file that it came from, on the machine that read it; "" if it came from none of its own.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Document:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     collection: str = "default"
     pages: tuple[tuple[int, int], ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
 from api.runtime.catalog_service import not_found
-from api.schemas.common import Name
+from api.schemas.common import DocumentId, Name
 from api.schemas.documents import ChunkPage, DocumentText, to_chunk_page, to_document_text
 from ragkv.errors import InputError, NotFound
 
@@ -44,7 +44,7 @@ EndOffset = Annotated[
 
 @router.get("/v1/documents/{document_id:path}/text", response_model=DocumentText, responses=PROBLEMS)
 async def document_text(
-    document_id: Name,
+    document_id: DocumentId,
     engine_thread: EngineThreadDep,
     tenant: TenantDep,
     collection: Name = "default",
@@ -64,7 +64,7 @@ async def document_text(
 
 @router.get("/v1/documents/{document_id:path}/chunks", response_model=ChunkPage, responses=PROBLEMS)
 async def document_chunks(
-    document_id: Name,
+    document_id: DocumentId,
     engine_thread: EngineThreadDep,
     tenant: TenantDep,
     collection: Name = "default",

@@ -24,7 +24,7 @@ from api.runtime.engine_thread import EngineThread
 from api.runtime.ingest_queue import enqueue
 from api.runtime.removal import remove_document_of
 from api.runtime.tenants import Tenant
-from api.schemas.common import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued, check_storable
+from api.schemas.common import DocumentId, DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued, check_storable
 from api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, to_listed_document
 from api.schemas.paging import read_place, write_place
 from ingest.jobs import IngestJob
@@ -100,7 +100,7 @@ async def add_documents(
     responses={202: {"model": Queued, "description": "Queued as a job"}, **PROBLEMS},
 )
 async def put_document(
-    document_id: Name,
+    document_id: DocumentId,
     body: Content,
     request: Request,
     engine_thread: EngineThreadDep,
@@ -165,7 +165,7 @@ async def documents(
 
 @router.get("/v1/documents/{document_id:path}", response_model=ShownDocument, responses=PROBLEMS)
 async def document(
-    document_id: Name,
+    document_id: DocumentId,
     engine_thread: EngineThreadDep,
     tenant: TenantDep,
     collection: Name = "default",
@@ -177,7 +177,7 @@ async def document(
 
 @router.delete("/v1/documents/{document_id:path}", status_code=204, responses=PROBLEMS)
 async def remove_document(
-    document_id: Name, engine_thread: EngineThreadDep, caller: CallerDep, collection: Name = "default"
+    document_id: DocumentId, engine_thread: EngineThreadDep, caller: CallerDep, collection: Name = "default"
 ) -> Response:
     """Delete a document, also one that is queued, being ingested or failed. No later answer cites it."""
     await run_in_threadpool(remove_document_of, caller, collection, document_id, engine_thread)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Annotated, Any, cast
 
 import anyio
@@ -19,9 +20,10 @@ from api.routes.dependencies import CallerDep, EngineThreadDep, require_room
 from api.routes.documents import InCollection, Wait, one_collection
 from api.runtime.catalog_service import CatalogService
 from api.runtime.ingest_queue import enqueue
-from api.schemas.common import MAX_DOCUMENTS, MetadataText, Name
-from ingest.loader import Rejected, read
-from ragkv.errors import InputError, InvalidDocument, TooLarge
+from api.schemas.common import MAX_DOCUMENTS, MetadataText, Name, SourcesText
+from ingest.document_ids import DocumentIds, Rejected
+from ingest.loader import read
+from ragkv.errors import InputError, TooLarge
 from ragkv.types import Document
 
 
@@ -38,7 +40,18 @@ def _collection(named: Annotated[Name | None, Form(alias="collection")] = None, 
     return one_collection(collection, named, "the field collection of the form")
 
 
+def _sourced(
+    files: list[UploadFile], sources: Annotated[SourcesText | None, Form()] = None
+) -> list[tuple[UploadFile, str]]:
+    """Return each file with what tells it from all others."""
+    came = cast("Sequence[str]", sources or [""] * len(files))
+    if len(came) != len(files):
+        raise InputError(f"the field sources names {len(came)} sources of {len(files)} files")
+    return list(zip(files, came, strict=True))
+
+
 CollectionDep = Annotated[str, Depends(_collection)]
+SourcedFilesDep = Annotated[list[tuple[UploadFile, str]], Depends(_sourced)]
 router = APIRouter(route_class=FormRoute)
 
 
@@ -46,7 +59,7 @@ router = APIRouter(route_class=FormRoute)
     "/v1/documents", include_in_schema=False, dependencies=[Depends(require_room)]
 )  # documents.py describes it next to its JSON body
 async def upload_documents(
-    files: list[UploadFile],
+    files: SourcedFilesDep,
     request: Request,
     engine_thread: EngineThreadDep,
     caller: CallerDep,
@@ -67,28 +80,25 @@ async def upload_documents(
 
 
 def _parse_all(
-    files: Sequence[UploadFile], metadata: Mapping[str, Any], collection: str, service: CatalogService
+    files: Sequence[tuple[UploadFile, str]], metadata: Mapping[str, Any], collection: str, service: CatalogService
 ) -> list[Document | Rejected]:
-    """Return the documents of all files in order. The second use of an id is rejected.
+    """Return the documents of all files, each with its source, in order. The second use of an id is rejected.
 
     Raises:
         InputError: There are more documents than one request may hold.
     """
     items: list[Document | Rejected] = []
-    seen: dict[str, str] = {}
-    for file in files:
+    ids = DocumentIds(service, collection, sees_files=False)
+    for file, source in files:
         name = file.filename or ""
+        own = "" if PurePath(name).suffix.lower() == ".jsonl" else source
         for item in _parse(file, name, collection, service):
             if len(items) == MAX_DOCUMENTS:
                 raise InputError(f"a request may hold {MAX_DOCUMENTS} documents, these files hold more; send several")
-            if isinstance(item, Rejected):
-                items.append(item)
-            elif item.id in seen:
-                fault = f"{name}: document id {item.id!r} was already used by {seen[item.id]}"
-                items.append(Rejected(name, InvalidDocument(fault)))
-            else:
-                seen[item.id] = name
-                items.append(replace(item, metadata={**item.metadata, **metadata}, collection=collection))
+            if isinstance(item, Document):
+                attributes = {**item.metadata, **metadata}
+                item = replace(item, metadata=attributes, collection=collection, source=own)
+            items.append(ids.checked(item, name))
     return items
 
 

@@ -89,11 +89,24 @@ class CatalogService:
             InvalidDocument: The document cannot be ingested.
             TooLarge: It is longer than allowed.
         """
-        digest = content_hash(checked(document, self.max_document_bytes))
+        document = checked(document, self.max_document_bytes)
+        digest = content_hash(document)
         if self._jobs.waits(document.collection, document.id):
             return None
         found = self._catalog.find(document.collection, document.id)
         return found if found and (found.content_hash, found.reader) == (digest, self._reader) else None
+
+    def find(self, collection: str, document_id: str) -> DocumentInfo | None:
+        """See Catalog.find."""
+        return self._catalog.find(collection, document_id)
+
+    def original(self, collection: str, document_id: str) -> Document:
+        """See Catalog.original."""
+        return self._catalog.original(collection, document_id)
+
+    def document_from(self, collection: str, path: str) -> str | None:
+        """See Catalog.document_from."""
+        return self._catalog.document_from(collection, path)
 
     def page(
         self,

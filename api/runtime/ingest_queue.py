@@ -8,7 +8,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from api.runtime.callers import Caller
 from api.runtime.engine_thread import EngineThread
-from ingest.loader import Rejected
+from ingest.document_ids import Rejected
 from ragkv.errors import Stopping
 from ragkv.types import Document
 

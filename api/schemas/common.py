@@ -25,10 +25,12 @@ from pydantic import (
 from api.schemas.faults import readable
 from ragkv.catalog.attributes import MAX_KEYS, MAX_VALUES
 from ragkv.catalog.limits import MAX_METADATA_KEYS, MAX_NAME, MAX_TITLE, check_metadata
+from ragkv.normalisation import normal_id
 from ragkv.types import AskOptions
 
 MAX_QUESTION_CHARS = 200_000  # far above any token limit, so that the engine's error can state token counts
 MAX_DOCUMENTS = 1000
+MAX_SOURCE = 4096  # characters of a path, as long as one can be
 
 
 def check_unicode(text: str) -> str:
@@ -56,6 +58,12 @@ def _check_printable(name: str) -> str:
     return name
 
 
+def _check_source(path: str) -> str:
+    if not path.isprintable():
+        raise ValueError("must be printable")
+    return path
+
+
 def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     check_metadata(metadata)
     return metadata
@@ -77,6 +85,8 @@ _NAME: dict[str, JsonValue] = {"pattern": r"^ *[^\s\x00-\x1f\x7f-\xa0][^\x00-\x1
 Name = Annotated[
     str, Field(min_length=1, max_length=MAX_NAME, json_schema_extra=_NAME), AfterValidator(_check_printable)
 ]
+DocumentId = Annotated[Name, BeforeValidator(lambda given: normal_id(given) if isinstance(given, str) else given)]
+"""Ids that look alike are one (ragkv/normalisation.py)."""
 Title = Annotated[str, Field(max_length=MAX_TITLE), AfterValidator(check_storable)]
 Metadata = Annotated[
     dict[str, JsonValue],
@@ -128,7 +138,10 @@ def _loaded(text: str) -> Any:
 
 FilterText = Annotated[str, _parse_json(Filter)]
 MetadataText = Annotated[str, _parse_json(Metadata)]
-"""Filter and metadata as JSON text. Validation returns the parsed value, which the type does not show."""
+SourcesText = Annotated[
+    str, _parse_json(list[Annotated[str, Field(max_length=MAX_SOURCE), AfterValidator(_check_source)]])
+]
+"""Filter, metadata and sources as JSON text. Validation returns the parsed value, which the type does not show."""
 
 
 _DOCUMENT: dict[str, JsonValue] = {
@@ -158,7 +171,7 @@ class DocumentIn(Body):
 
     model_config = STRICT | ConfigDict(json_schema_extra={"examples": [_DOCUMENT]})
 
-    id: Name
+    id: DocumentId
     text: Annotated[str, AfterValidator(check_unicode)]
     title: Title = ""
     metadata: Metadata = Field(default_factory=dict)

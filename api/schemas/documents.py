@@ -68,6 +68,8 @@ class ListedDocument(BaseModel):
     """Unix seconds; when the first version was stored."""
     updated: float
     """Unix seconds; when this version was stored."""
+    source: str | None = None
+    """Path of the file that it came from, as its sender told it; null if that is not known."""
 
 
 class ShownDocument(ListedDocument):
@@ -181,9 +183,20 @@ UPLOAD_FORM: dict[str, Any] = {
             },
             "collection": {"type": "string", "default": "default"},
             "metadata": {"type": "object", "description": "JSON; added to every document of the files."},
+            "sources": {
+                "type": "string",
+                "contentMediaType": "application/json",
+                "description": "A JSON list; for each file what tells it from all others, such as its whole path; "
+                "empty for none. A file whose name is the id of a document from another source gets a longer id.",
+            },
         },
     },
-    "example": {"files": ["notes.md"], "collection": "default", "metadata": {"kind": "notes"}},
+    "example": {
+        "files": ["notes.md"],
+        "collection": "default",
+        "metadata": {"kind": "notes"},
+        "sources": '["/home/me/notes.md"]',
+    },
 }
 """The multipart form of `POST /v1/documents`, as OpenAPI."""
 
@@ -210,6 +223,7 @@ def to_listed_document(info: DocumentInfo, tenant: Tenant, sizes: KVSizes) -> di
         "hash": info.content_hash,
         "created": info.created,
         "updated": info.updated,
+        "source": info.source or None,
     }
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from api.schemas.common import STRICT, Body, Filter, Name, check_storable
+from api.schemas.common import STRICT, Body, DocumentId, Filter, Name, check_storable
 from ragkv.retrieval import SearchScope
 
 MAX_QUERY_CHARS = 8192
@@ -25,7 +25,7 @@ class SearchIn(Body):
     top_k: Annotated[int | None, Field(ge=1, le=64)] = None
     filter: Filter | None = None
     documents: Annotated[
-        list[Name] | None,
+        list[DocumentId] | None,
         Field(min_length=1, max_length=MAX_NAMED, description="Search only the documents with these ids."),
     ] = None
 

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from api.runtime.tenants import Tenant
-from api.schemas.common import DESCRIBED, MAX_DOCUMENTS, STRICT, Body, Filter, Name, check_storable
+from api.schemas.common import DESCRIBED, MAX_DOCUMENTS, STRICT, Body, DocumentId, Filter, Name, check_storable
 from api.schemas.documents import Content
 from api.schemas.paging import write_place
 from ragkv.catalog import CollectionInfo, DocumentInfo, DocumentOrder, SortField
@@ -38,7 +38,7 @@ class DocumentName(Body):
 
     model_config = STRICT
 
-    id: Annotated[Name, Field(description="Id of the document, as `list_documents` shows it.")]
+    id: Annotated[DocumentId, Field(description="Id of the document, as `list_documents` shows it.")]
     collection: Annotated[Name, Field(description="Collection of the document.")] = "default"
 
     @property
@@ -50,7 +50,7 @@ class DocumentName(Body):
 class NamedContent(Content):
     """A document to ingest."""
 
-    id: Annotated[Name, Field(description="Id of the document. A document that has this id already is replaced.")]
+    id: Annotated[DocumentId, Field(description="Id of the document. A document that has this id already is replaced.")]
 
 
 class IngestArguments(Body):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ingest.loader import Rejected, UniqueIds
+from ingest.document_ids import DocumentIds, Rejected
+from ingest.folders import FolderFault
+from ingest.loader import rejected
 from ingest.source_files import SourceFile, absolute
 from ingest.sources import open_locations
 
@@ -26,7 +28,7 @@ class SourceListing:
     Attributes:
         shares: Files with one document each, those together that one task reads.
         lines: Files with a document a line. One task reads them in order, so that an id is used once.
-        refused: Files whose name an earlier file has.
+        refused: Files whose name an earlier file has, and folders that were not read.
         documents: How many documents there are; None where that is unknown, as for a .jsonl file in S3.
         exact: Whether `documents` is no estimate.
     """
@@ -48,28 +50,32 @@ class SourceListing:
         return (file.name for share in self.shares for file in share)
 
 
-def list_files(locations: Sequence[str], stack: ExitStack) -> SourceListing:
+def list_files(locations: Sequence[str], stack: ExitStack, ids: DocumentIds | None = None) -> SourceListing:
     """List the files of all locations without reading them.
 
     Args:
         locations: Paths and addresses.
         stack: Keeps what is open, such as a copy of a repository. The files are readable until it ends.
+        ids: Gives the files the ids of their documents.
 
     Raises:
         InputError: A place cannot be read.
         ConfigError: A package or a program is missing.
     """
-    unique, refused = UniqueIds(), list[Rejected]()
+    ids, refused, faults = ids or DocumentIds(), list[Rejected](), list[FolderFault]()
     single, lines = list[SourceFile](), list[SourceFile]()
-    for file in map(absolute, open_locations(locations, stack)):
+    for file in map(absolute, open_locations(locations, stack, faults.append)):
         if file.lines:
             lines.append(file)
             continue
-        fault = unique.reserve(file.name, file.name)
+        if file.source:
+            file = replace(file, name=ids.id_of(file.name, file.source))
+        fault = ids.reserve(file.name, file.name, file.source)
         if fault is None:
             single.append(file)
         else:
             refused.append(fault)
+    refused += map(rejected, faults)
     counts = [_line_count(file) for file in lines]
     known = [count for count, _ in counts if count is not None]
     total = len(single) + len(refused) + sum(known) if len(known) == len(counts) else None

@@ -18,8 +18,8 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
 from ingest.bulk.listing import SourceListing
+from ingest.document_ids import DocumentIds, Rejected
 from ingest.groups import MOST_TOGETHER
-from ingest.loader import Rejected, UniqueIds
 from ingest.sandbox import Allowance
 from ingest.sources import load_files
 from ragkv.types import Document
@@ -66,23 +66,23 @@ class SourceDocuments(Datasource):  # type: ignore[misc]  # Ray is an optional p
     ) -> list[ReadTask]:
         """Return a task for each share, and one for all files that hold a document a line."""
         listing = self._listing
-        tasks = [self._task(share, UniqueIds()) for share in listing.shares]
+        tasks = [self._task(share, DocumentIds()) for share in listing.shares]
         if listing.lines:
-            unique = UniqueIds()
+            ids = DocumentIds()
             for name in listing.names:
-                unique.reserve(name, name)
-            tasks.append(self._task(listing.lines, unique))
+                ids.reserve(name, name)
+            tasks.append(self._task(listing.lines, ids))
         return tasks
 
-    def _task(self, files: tuple[SourceFile, ...], unique: UniqueIds) -> ReadTask:
+    def _task(self, files: tuple[SourceFile, ...], ids: DocumentIds) -> ReadTask:
         size = sum(file.size for file in files)
-        return ReadTask(partial(read_items, files, self._limits, unique), BlockMetadata(None, size, None, None))
+        return ReadTask(partial(read_items, files, self._limits, ids), BlockMetadata(None, size, None, None))
 
 
-def read_items(files: Iterable[SourceFile], limits: ReadLimits, unique: UniqueIds) -> Iterator[pyarrow.Table]:
+def read_items(files: Iterable[SourceFile], limits: ReadLimits, ids: DocumentIds) -> Iterator[pyarrow.Table]:
     """Yield the items of files, some at a time."""
     items = list[str]()
-    for item in load_files(files, limits.document_bytes, limits.collection, limits.allowed, unique):
+    for item in load_files(files, limits.document_bytes, limits.collection, limits.allowed, ids):
         items.append(encode_item(item))
         if len(items) == MOST_TOGETHER:
             yield pyarrow.table({COLUMN: items})
@@ -101,7 +101,7 @@ def encode_item(item: Document | Rejected) -> str:
     """Return an item as it travels to a worker."""
     if isinstance(item, Rejected):
         return json.dumps({"refused": str(item.error)})
-    document = [item.id, item.title, item.text, dict(item.metadata), item.collection, item.pages]
+    document = [item.id, item.title, item.text, dict(item.metadata), item.collection, item.pages, item.source]
     return json.dumps({"document": document})
 
 
@@ -110,5 +110,6 @@ def decode_item(text: str) -> Document | str:
     content = json.loads(text)
     if "refused" in content:
         return str(content["refused"])
-    id, title, body, metadata, collection, pages = content["document"]
-    return Document(id, title, body, metadata, collection, tuple((offset, number) for offset, number in pages))
+    id, title, body, metadata, collection, pages, source = content["document"]
+    starts = tuple((offset, number) for offset, number in pages)
+    return Document(id, title, body, metadata, collection, starts, source)

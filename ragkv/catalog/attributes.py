@@ -24,10 +24,12 @@ from sqlalchemy import ColumnElement, Select, bindparam, cast, or_, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ragkv.catalog.derived import TYPE, VALUE
+from ragkv.catalog.limits import WHOLE_NUMBERS
 from ragkv.catalog.statements import upsert, values
 from ragkv.catalog.tables import chunks, document_attributes, documents
 from ragkv.catalog.transaction import DialectName, Transaction
 from ragkv.errors import InputError
+from ragkv.normalisation import folded
 from ragkv.types import Document, Filter
 
 MAX_KEYS, MAX_VALUES = 16, 64
@@ -129,8 +131,8 @@ def _select_rows(shape: FilterShape) -> Select[Any]:
 def record(transaction: Transaction, row: int, document: Document) -> None:
     """Record the attributes of a document that was just written. row: of the document."""
     if transaction.dialect == "postgresql":
-        folded = f"{document.id}\n{document.title}".casefold()
-        transaction.execute(_RECORD, {"document": row, "metadata": _as_json(dict(document.metadata)), "folded": folded})
+        named = folded(f"{document.id}\n{document.title}").casefold()
+        transaction.execute(_RECORD, {"document": row, "metadata": _as_json(dict(document.metadata)), "folded": named})
 
 
 def _as_json(value: Any) -> str:
@@ -147,6 +149,10 @@ def _checked(filter: Filter) -> list[tuple[str, list[Any]]]:
         allowed = list(value) if isinstance(value, list | tuple) else [value]
         if not all(map(_is_scalar, allowed)):
             raise InputError(f"filter {key!r}: a value is a string, a number, true, false or null, or a list of these")
+        if any(isinstance(each, int) and each not in WHOLE_NUMBERS for each in allowed):
+            raise InputError(
+                f"filter {key!r}: a whole number may have 64 bits; larger ones are sent and stored as text"
+            )
         if not 1 <= len(allowed) <= MAX_VALUES:
             raise InputError(f"filter {key!r}: 1 to {MAX_VALUES} values may be named, not {len(allowed)}")
         checked.append((key, allowed))

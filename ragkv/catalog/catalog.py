@@ -27,6 +27,7 @@ from ragkv.catalog import (
     full_text,
     pgvector,
     segments,
+    sources,
     turns,
     vectors,
 )
@@ -214,6 +215,17 @@ class Catalog:
         """Return the document, or None if the collection does not have it."""
         with self.read() as transaction:
             return documents.find(transaction, collection, document_id)
+
+    def document_from(self, collection: str, path: str) -> str | None:
+        """Return the id of the document that came from a file (`Document.source`), or None."""
+        with self.read() as transaction:
+            return sources.document_from(transaction, collection, path)
+
+    @again_with_room
+    def note_source(self, document: Document) -> None:
+        """Record the file of a document whose content is there already."""
+        with self.write(alone=False) as transaction:
+            sources.note(transaction, document.collection, document.id, document.source)
 
     def document(self, collection: str, document_id: str) -> DocumentInfo:
         """Return the document. Raises NotFound."""

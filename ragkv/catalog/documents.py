@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, text, tuple_, update
 
-from ragkv.catalog import attributes, tables, turns, versions
+from ragkv.catalog import attributes, sources, tables, turns, versions
 from ragkv.catalog.attributes import FilterShape
 from ragkv.catalog.limits import MAX_TITLE, read_metadata
 from ragkv.catalog.models import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder, DocumentVersion
@@ -22,9 +22,10 @@ from ragkv.catalog.statements import NAME
 from ragkv.catalog.tables import chunks, document_attributes
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import NotFound
+from ragkv.normalisation import folded
 from ragkv.types import Filter, Key
 
-_DOCUMENTS, _VERSIONS = tables.documents, tables.versions
+_DOCUMENTS, _VERSIONS, _SOURCES = tables.documents, tables.versions, tables.sources
 _JOINED = _DOCUMENTS.outerjoin(_VERSIONS, _VERSIONS.c.document == _DOCUMENTS.c.row)
 _INFO = ("metadata", "content_hash", "reader", "chunks", "tokens", "created", "updated")
 # An earlier release has stored titles of any length. What is sorted by is what is shown, so that a page is continued.
@@ -34,7 +35,8 @@ _SELECT = select(
     *(_DOCUMENTS.c[name] for name in _INFO),
     func.coalesce(_VERSIONS.c.number, 1),
     func.coalesce(_VERSIONS.c.bytes, 0),
-).select_from(_JOINED)
+    func.coalesce(_SOURCES.c.path, ""),
+).select_from(_JOINED.outerjoin(_SOURCES, _SOURCES.c.document == _DOCUMENTS.c.row))
 _MINE = _DOCUMENTS.c.collection == bindparam("of")
 _NAMED = (_MINE, _DOCUMENTS.c.id == bindparam("named"))
 _INSERT = insert(_DOCUMENTS).returning(_DOCUMENTS.c.row)
@@ -97,6 +99,7 @@ def upsert(transaction: Transaction, version: DocumentVersion) -> tuple[int, lis
         row, differs = transaction.scalar(_INSERT, stored), True
     versions.record(transaction, row, document.text, document.pages, differs)
     attributes.record(transaction, row, document)
+    sources.record(transaction, row, document.source)
     return row, old_keys
 
 
@@ -214,19 +217,23 @@ def _contains(shape: FilterShape, name: str) -> ColumnElement[bool]:
     """Return the condition that the id or the title contains a word, in any case."""
     if shape.dialect == "sqlite":
         return text(f"instr(ragkv_folded(documents.id || char(10) || documents.title), :{name})")  # type: ignore[return-value]
-    folded = select(document_attributes.c.document).where(
+    having = select(document_attributes.c.document).where(
         func.strpos(document_attributes.c.folded, bindparam(name)) > 0
     )
-    return _DOCUMENTS.c.row.in_(folded)
+    return _DOCUMENTS.c.row.in_(having)
 
 
 def _words(transaction: Transaction, words: str) -> dict[str, str]:
     """Return the parameters for the words that an id or a title must contain."""
-    found = {f"word{number}": word for number, word in enumerate(words.casefold().split())}
+    found = {f"word{number}": word for number, word in enumerate(_case_folded(words).split())}
     if found and transaction.dialect == "sqlite":
         # LIKE folds ASCII letters only
-        transaction.driver.create_function("ragkv_folded", 1, str.casefold, deterministic=True)
+        transaction.driver.create_function("ragkv_folded", 1, _case_folded, deterministic=True)
     return found
+
+
+def _case_folded(text: str) -> str:
+    return folded(text).casefold()
 
 
 def _delete_chunks(

@@ -19,6 +19,8 @@ MAX_TITLE = MAX_LABEL
 MAX_METADATA_KEYS = 16
 MAX_METADATA_BYTES = 16 * 1024
 """Bytes of metadata as JSON."""
+WHOLE_NUMBERS = range(-(2**63), 2**63)
+"""Whole numbers that metadata may hold: 64 bits, which both databases compare exactly. Larger ones can be texts."""
 MAX_DEPTH = 16
 """Levels of lists and objects in metadata, the metadata itself included."""
 PRUNED = f"(nested deeper than {MAX_DEPTH} levels)"
@@ -34,6 +36,8 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
         raise ValueError(f"must not have more than {MAX_METADATA_KEYS} keys, has {len(metadata)}")
     if is_deep(metadata):
         raise ValueError(f"must not be nested deeper than {MAX_DEPTH} levels")
+    if (large := _large_number(metadata)) is not None:
+        raise ValueError(f"must not hold whole numbers of more than 64 bits, such as {large}; send them as text")
     size = _size(metadata)
     if size > MAX_METADATA_BYTES:
         raise ValueError(f"must not be larger than {MAX_METADATA_BYTES} bytes of JSON, is {size}")
@@ -79,6 +83,17 @@ def _prune(text: str) -> str:
     return "".join([*kept, text[at:]])
 
 
+def _large_number(metadata: Mapping[str, Any]) -> int | None:
+    """Return a whole number that is out of range, in metadata that is not deep."""
+    level: list[Any] = [metadata]
+    while level:
+        for value in level:
+            if isinstance(value, int) and value not in WHOLE_NUMBERS:
+                return value
+        level = [child for parent in level for child in _children(parent)]
+    return None
+
+
 def _children(value: object) -> Any:
     if isinstance(value, Mapping):
         return value.values()
@@ -86,7 +101,7 @@ def _children(value: object) -> Any:
 
 
 def _is_json(key: object, value: object) -> bool:
-    if not isinstance(key, str) or is_deep(value, MAX_DEPTH - 1):
+    if not isinstance(key, str) or is_deep(value, MAX_DEPTH - 1) or _large_number({key: value}) is not None:
         return False
     try:
         _size({key: value})

@@ -101,6 +101,7 @@ class DocumentInfo:
         updated: When this version was stored, in Unix seconds.
         version: Counts the contents that the document has had, from 1.
         bytes: Size of its text in UTF-8.
+        source: Path of the file that it came from; "" if that is not known.
     """
 
     collection: str
@@ -115,6 +116,7 @@ class DocumentInfo:
     updated: float
     version: int
     bytes: int
+    source: str = ""
 
 
 SortField = Literal["id", "title", "created", "updated", "bytes", "tokens", "chunks"]

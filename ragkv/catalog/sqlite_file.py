@@ -24,8 +24,9 @@ from ragkv.catalog.transaction import Transaction
 from ragkv.errors import CatalogClosed, CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
 
 APPLICATION_ID = 0x7261676B  # "ragk"; it distinguishes catalogues from other SQLite files
-VERSION = 1
-"""Raised where an older ragkv must not open the file any more. Other changes are migrations."""
+VERSION = 2
+"""Raised where an older ragkv must not open the file any more. Other changes are migrations. 2: the triggers of the
+word index need a function of this ragkv."""
 OLDEST_TABLES = frozenset({"facts", "collections", "documents", "chunks", "vectors", "jobs", "job_documents"})
 """Tables that every release has written."""
 
@@ -197,6 +198,8 @@ class SqliteFile(Database):
             for index in (full_text, derived.attributes, derived.versions, spans):  # spans last: it reads the versions
                 if not index.is_intact(transaction):
                     index.rebuild(transaction)
+            if version < VERSION:
+                transaction.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
     def _revision(self) -> str | None:
         with self.read() as transaction:
@@ -260,6 +263,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")  # for what needs no transaction of ours
+        full_text.prepare(connection)
     except BaseException:
         connection.close()
         raise
@@ -273,6 +277,7 @@ def _create(path: Path) -> None:
     try:
         connection = sqlite3.connect(temporary, isolation_level=None)
         try:
+            full_text.prepare(connection)
             connection.execute("PRAGMA journal_mode = WAL")
             _migrate(temporary)
             full_text.rebuild(Transaction(connection, _DIALECT))

@@ -79,6 +79,14 @@ versions = Table(
     *(_number("number"), _number("bytes"), _text("pages")),
 )
 
+# path: of the file that a document came from, on the machine that read it
+sources = Table(
+    "sources",
+    metadata,
+    *(_refers("document", "documents.row", True), _text("path")),
+    Index("sources_by_path", "path"),
+)
+
 # AUTOINCREMENT: a row number is never used twice, so a stale index can miss a chunk but never name a wrong one. A
 # sequence of PostgreSQL gives the same guarantee.
 chunks = Table(

@@ -209,6 +209,8 @@ def parse_filter(given: Sequence[str]) -> Filter | None:
 
     A value that is also JSON for a number, true, false or null matches both the string and the JSON value.
     """
+    from ragkv.catalog.limits import WHOLE_NUMBERS
+
     found: dict[str, list[Scalar]] = {}
     for option in given:
         key, equals, value = _text(option).partition("=")
@@ -219,7 +221,12 @@ def parse_filter(given: Sequence[str]) -> Filter | None:
             read = json.loads(value)
         except (ValueError, RecursionError):
             continue
-        if isinstance(read, int | None) or (isinstance(read, float) and math.isfinite(read)):
+        # Of more than 64 bits, only the text can be in metadata.
+        if (
+            read is None
+            or (isinstance(read, int) and read in WHOLE_NUMBERS)
+            or (isinstance(read, float) and math.isfinite(read))
+        ):
             found[key].append(read)
     return found or None
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, redirect_stdout
 from typing import TYPE_CHECKING
 
 from ragkv.cli.common import err, fail, progress, tell
-from ragkv.cli.documents import IngestOutput, allowance
+from ragkv.cli.documents import IngestOutput, allowance, document_ids
 
 if TYPE_CHECKING:
     from ingest.bulk.listing import SourceListing
@@ -33,7 +33,7 @@ def ingest_bulk(
     # Ray prints what it has to say about dead workers to standard output, which belongs to the outcomes.
     with ExitStack() as stack, redirect_stdout(sys.stderr), progress() as report:
         report("listing files", 0, 1)
-        listing = list_files(locations, stack)
+        listing = list_files(locations, stack, stack.enter_context(document_ids(settings, collection)))
         if listing.empty:
             return fail(f"nothing to ingest in {', '.join(locations)}", 1)
         report("starting the workers", 0, 1)

@@ -124,6 +124,14 @@ def write_json(file: Path | None, figures: Any) -> None:
         file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
+def strange_variables() -> list[str]:
+    """Return a line for each environment variable that looks like a setting and is none."""
+    from ragkv.config import unknown_variables
+
+    hints = ((name, f"did you mean {near}?" if near else "see docs/settings.md") for name, near in unknown_variables())
+    return [f"{name} is no setting and has no effect; {hint}" for name, hint in hints]
+
+
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
@@ -132,7 +140,12 @@ def _nothing() -> Iterator[None]:
 def settings_from(
     data: Path | None = None, store: str | None = None, model: str | None = None, device: str | None = None, **more: Any
 ) -> Settings:
-    """Load the settings of a command. Options override environment and file. Raises ConfigError."""
+    """Load the settings of a command, and name what looks like a setting and is none.
+
+    Options override environment and file. Raises ConfigError.
+    """
     from ragkv.config import load_settings
 
+    for line in strange_variables():
+        tell(line)
     return load_settings(data=data, store=store, model=model, device=device, **more)

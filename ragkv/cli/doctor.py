@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragkv import __version__
-from ragkv.cli.common import Data, Device, Model, Store, Url, moment, out, settings_from, tell
+from ragkv.cli.common import Data, Device, Model, Store, Url, moment, out, strange_variables, tell
 from ragkv.cli.doctor_service import address, keys, limits, service
 from ragkv.cli.findings import Findings
 from ragkv.errors import InputError, without_password
@@ -64,13 +64,17 @@ def doctor(
 ) -> int:
     """Check settings, model, embedder, catalogue, KV store, index and what `ragkv serve` needs, or, with --url, how a
     service is; exit code 1 when something is wrong."""
-    settings = settings_from(data, store, model, device, url=url)
+    from ragkv.config import load_settings
+
+    settings = load_settings(data=data, store=store, model=model, device=device, url=url)
     if settings.url and forget_set_aside:
         raise InputError(
             "what was set aside is removed where the data folder is; run `ragkv doctor` there, without --url"
         )
     given = {"data": data, "store": store, "model": model, "device": device, "url": url}
     findings = Findings()
+    for line in strange_variables():
+        findings.note("setting", line)
     load = os.getloadavg()[0]  # before the checks, which are work themselves
     if settings.url:
         findings.fact("client", f"ragkv {__version__}; the service has settings of its own")

@@ -7,8 +7,9 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -34,7 +35,7 @@ from ragkv.cli.common import (
 from ragkv.errors import InputError, without_password
 
 if TYPE_CHECKING:
-    from ingest.loader import Rejected
+    from ingest.document_ids import DocumentIds, Rejected
     from ingest.sandbox import Allowance
     from ragkv.catalog import Catalog, DocumentInfo
     from ragkv.client import RemoteDocument
@@ -49,6 +50,7 @@ def ls(
     descending: Annotated[bool, typer.Option("--desc", help="The largest or latest first.")] = False,
     search: Annotated[str, typer.Option(help="Only documents whose id or title has these words.")] = "",
     long: Annotated[bool, typer.Option("--long", "-l", help="Bytes, version and times, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a document.")] = False,
     data: Data = None,
     url: Url = None,
 ) -> int:
@@ -69,7 +71,11 @@ def ls(
         hint = "try other words" if search else "add some with `ragkv ingest`"
         err().print(f"no documents in {without_password(settings.url or str(settings.data))}; {hint}", style="dim")
         return 0
-    _list(found, long)
+    if as_json:
+        for info in found:
+            typer.echo(json.dumps({name: getattr(info, name) for name in _FIELDS}, ensure_ascii=False))
+    else:
+        _list(found, long)
     return 0
 
 
@@ -83,7 +89,9 @@ def rm(
     url: Url = None,
 ) -> int:
     """Remove a document: its text, its vectors, its KV, and its place in the queue."""
-    settings = settings_from(data, store, model, device, url=url)
+    from ragkv.normalisation import normal_id
+
+    settings, document_id = settings_from(data, store, model, device, url=url), normal_id(document_id)
     if settings.url:
         remote.remove(settings, document_id, collection)
         out().print(f"removed {printable(document_id)}")
@@ -135,11 +143,14 @@ class IngestOutput:
         self._console.file = self._file = sys.stdout  # `ingest_bulk` puts standard error in its place
         self._counts: Counter[str] = Counter()
 
-    def show(self, document_id: str, status: str, chunks: int, tokens: int) -> None:
-        """Print what became of a document."""
+    def show(self, document_id: str, status: str, chunks: int, tokens: int, warnings: Sequence[str] = ()) -> None:
+        """Print what became of a document, and what its reader warns of."""
         self._counts[status] += 1
+        for warning in warnings:
+            fail(f"{document_id}: {warning}", 0)
         if self._json:
-            self._print({"document_id": document_id, "status": status, "chunks": chunks, "tokens": tokens})
+            done = {"document_id": document_id, "status": status, "chunks": chunks, "tokens": tokens}
+            self._print(done | ({"warnings": list(warnings)} if warnings else {}))
         else:
             size = f"{chunks} chunk{'s' * (chunks != 1)}, {tokens} tokens"
             self._console.print(f"{status:<9}  {printable(document_id)}  ({size})")
@@ -189,9 +200,20 @@ def ingest_all_items(engine: Engine, items: Iterable[Document | Rejected], outpu
             if isinstance(outcome, InputError):
                 output.refuse(outcome, document.id)
             else:
-                output.show(document.id, outcome.status, outcome.chunks, outcome.tokens)
+                warnings = reader_warnings(document.metadata)
+                output.show(document.id, outcome.status, outcome.chunks, outcome.tokens, warnings)
     engine.retriever.save()
     return output.end(1, engine.chunks.encoded - before)
+
+
+def reader_warnings(metadata: Mapping[str, Any]) -> list[str]:
+    """Return what the reader of a file found worth telling, a line each. metadata: of its document."""
+    if not metadata.get("format"):  # what a sender calls so is not the reader's
+        return []
+    encoding = metadata.get("encoding")
+    told = [f"read as {encoding}, because it is not UTF-8; save it as UTF-8 if letters are wrong"] if encoding else []
+    found = metadata.get("warnings")
+    return [*told, *map(str, found if isinstance(found, list) else [])]
 
 
 def _documents(items: Iterable[Document | Rejected], output: IngestOutput) -> Iterator[Document]:
@@ -225,8 +247,21 @@ def _catalog(settings: Settings) -> Iterator[Catalog]:
         catalog.close()
 
 
+@contextmanager
+def document_ids(settings: Settings, collection: str) -> Iterator[DocumentIds]:
+    """Open what gives documents their ids, before there is an engine."""
+    from ingest.document_ids import DocumentIds
+
+    if isinstance(where := settings.catalog_address, Path) and not where.exists():
+        yield DocumentIds(collection=collection)
+        return
+    with _catalog(settings) as catalog:
+        yield DocumentIds(catalog, collection)
+
+
 _COLUMNS = ("id", "title", "chunks", "tokens", "collection")
 _LONG = ("bytes", "version", "created", "updated")
+_FIELDS = (*_COLUMNS, *_LONG, "metadata", "source")
 
 
 def _cells(info: DocumentInfo | RemoteDocument, long: bool) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ PATIENCE = 10.0
 class WatchTarget(Protocol):
     """Where the documents of watched folders go."""
 
-    def ids(self) -> list[str]:
-        """Return the ids of the collection's documents."""
+    def documents(self) -> list[tuple[str, str]]:
+        """Return id and source of each document of the collection; "" for a source that is not known."""
 
     def put(self, files: Sequence[SourceFile]) -> None:
         """Ingest files."""
@@ -44,16 +44,18 @@ class OwnEngine:
     def __init__(self, engine: Engine, settings: Settings, collection: str):
         self._engine, self._settings, self._collection = engine, settings, collection
 
-    def ids(self) -> list[str]:
-        """Return the ids of the collection's documents."""
-        return [info.id for info in self._engine.catalog.documents(self._collection)]
+    def documents(self) -> list[tuple[str, str]]:
+        """Return id and source of each document of the collection; "" for a source that is not known."""
+        return [(info.id, info.source) for info in self._engine.catalog.documents(self._collection)]
 
     def put(self, files: Sequence[SourceFile]) -> None:
         """Ingest files."""
+        from ingest.document_ids import DocumentIds
         from ingest.sources import load_files
 
         limit, allowed = self._settings.max_document_bytes, allowance(self._settings)
-        ingest_all_items(self._engine, load_files(files, limit, self._collection, allowed), IngestOutput())
+        ids = DocumentIds(self._engine.catalog, self._collection)
+        ingest_all_items(self._engine, load_files(files, limit, self._collection, allowed, ids), IngestOutput())
 
     def remove(self, document_id: str) -> None:
         """Remove a document. Raises NotFound."""
@@ -70,9 +72,9 @@ class RemoteService:
     def __init__(self, client: Client, settings: Settings, collection: str):
         self._client, self._settings, self._collection = client, settings, collection
 
-    def ids(self) -> list[str]:
-        """Return the ids of the collection's documents."""
-        return [document.id for document in self._client.documents(self._collection)]
+    def documents(self) -> list[tuple[str, str]]:
+        """Return id and source of each document of the collection; "" for a source that is not known."""
+        return [(document.id, document.source or "") for document in self._client.documents(self._collection)]
 
     def put(self, files: Sequence[SourceFile]) -> None:
         """Ingest files."""
@@ -92,13 +94,17 @@ def sync_folders(settings: Settings, locations: Sequence[str], collection: str) 
         if not folder.is_dir():
             raise InputError(f"{folder}: only folders of this machine can be watched")
     with _open_target(settings, collection) as target:
-        watch, lines = FolderScanner(folders), dict[str, set[str]]()
-        watch.assume(_earlier(target.ids(), folders))
+        watch, lines, told = FolderScanner(folders), dict[str, set[str]](), set[str]()
+        watch.assume(_earlier(target.documents(), folders))
         err().print(f"ragkv: watching {', '.join(map(printable, locations))}; Ctrl-C ends", style="dim")
         try:
             while True:
                 wait = SECONDS
-                if changes := watch.scan():
+                changes = watch.scan()
+                for fault in {str(fault) for fault in changes.faults} - told:
+                    told.add(fault)
+                    fail(fault, 1)
+                if changes:
                     try:
                         _put(target, changes.changed, lines, settings)
                         _remove(target, changes.removed, lines)
@@ -111,15 +117,22 @@ def sync_folders(settings: Settings, locations: Sequence[str], collection: str) 
             return 0
 
 
-def _earlier(ids: Sequence[str], folders: Sequence[Path]) -> Iterator[str]:
-    """Yield the documents that come from files of the folders, by their ids. A folder that ids do not name has none."""
-    from ingest.loader import SUFFIXES, name_of
+def _earlier(documents: Sequence[tuple[str, str]], folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of the files of the folders that documents came from.
+
+    Of documents of an earlier release the ids tell whether they came from there. A folder that no id names has none.
+    """
+    from ingest.folders import SUFFIXES, name_of
 
     names = [name_of(folder, folder, Path.cwd()) for folder in folders]
     starts = tuple(f"{name}/" for name in names if name != ".")
-    for id in ids:
-        if starts and id.startswith(starts) and PurePath(id).suffix.lower() in SUFFIXES:
-            yield id
+    for id, source in documents:
+        for folder in folders if source else ():
+            if (below := Path(source)).is_relative_to(whole := folder.resolve()):
+                path = folder / below.relative_to(whole)
+                yield name_of(path, folder, Path.cwd()), path
+        if not source and starts and id.startswith(starts) and PurePath(id).suffix.lower() in SUFFIXES:
+            yield id, Path()
 
 
 def _put(target: WatchTarget, changed: Mapping[str, Path], lines: dict[str, set[str]], settings: Settings) -> None:
@@ -149,9 +162,15 @@ def _put(target: WatchTarget, changed: Mapping[str, Path], lines: dict[str, set[
         lines[name] = ids
 
 
-def _remove(target: WatchTarget, names: Sequence[str], lines: dict[str, set[str]]) -> None:
-    for name in names:
-        _remove_all(target, lines.pop(name, {name}))
+def _remove(target: WatchTarget, files: Mapping[str, Path], lines: dict[str, set[str]]) -> None:
+    """Remove the documents of files that are gone: those that came from there, or that have the name and no source."""
+    from ingest.folders import source_of
+
+    sources = dict(target.documents()) if files.keys() - lines.keys() else {}
+    for name, path in files.items():
+        source = "" if path == Path() else source_of(path)
+        came = {id for id, known in sources.items() if source and known == source}
+        _remove_all(target, lines.pop(name, came or ({name} if not sources.get(name) else set())))
 
 
 def _remove_all(target: WatchTarget, ids: set[str]) -> None:

@@ -16,7 +16,7 @@ from ragkv.cli.documents import IngestOutput, allowance, ingest_all_items
 from ragkv.cli.folder_sync import sync_folders
 
 if TYPE_CHECKING:
-    from ingest.loader import Rejected
+    from ingest.document_ids import Rejected
     from ragkv.types import Document
 
 _SETTINGS = "Settings (also RAGKV_* and ragkv.toml)"
@@ -51,6 +51,7 @@ def ingest(
         raise typer.BadParameter(
             "this goes neither with --watch nor with --url", param_hint="--ray" if ray else "--json"
         )
+    from ingest.document_ids import DocumentIds
     from ingest.sources import check_locations, load_locations, paths_among
 
     check_locations(paths)
@@ -64,12 +65,14 @@ def ingest(
         return sync_folders(settings, paths, collection)
     if settings.url:
         return remote.ingest(settings, paths, collection)
-    items = load_locations(paths, settings.max_document_bytes, collection, allowance(settings))
+    ids = DocumentIds(collection=collection)
+    items = load_locations(paths, settings.max_document_bytes, collection, allowance(settings), ids)
     # Report unreadable files at once, before a model is loaded that may not be needed.
     first = _first_document(items, output)
     if first is None:
         return output.end(0, 0) if output.done else fail(f"nothing to ingest in {', '.join(paths)}", 1)
     with opened(settings, asks=False) as engine:
+        first = ids.look_up(engine.catalog, first)
         return ingest_all_items(engine, itertools.chain([first], items), output)
 
 
@@ -78,7 +81,7 @@ def _tell_skipped(paths: Sequence[Path]) -> None:
 
     Those whose names tell no format come first, because they may be texts; the others are counted where there are many.
     """
-    from ingest.loader import SUFFIXES, skipped
+    from ingest.folders import SUFFIXES, skipped
 
     files = list(skipped(paths))
     if not files:

@@ -35,10 +35,14 @@ def connected(settings: Settings) -> Iterator[Client]:
 
 def ingest(settings: Settings, locations: Sequence[str], collection: str) -> int:
     """Send the files of all locations and print the outcome of every document. Returns the exit code."""
+    from ingest.folders import FolderFault
     from ingest.sources import open_locations
 
     with connected(settings) as client, ExitStack() as stack:
-        done, failed = send(client, open_locations(locations, stack), collection, settings.max_document_bytes)
+        faults = list[FolderFault]()
+        files = open_locations(locations, stack, faults.append)
+        done, failed = send(client, files, collection, settings.max_document_bytes)
+        failed += sum(fail(str(fault), 1) for fault in faults)
     if not (failed or done):
         return fail(f"nothing to ingest in {', '.join(locations)}", 1)
     err().print(f"{done} documents" + (f", {failed} failed" if failed else ""), style="dim")
@@ -65,9 +69,9 @@ def send(client: Client, files: Iterable[SourceFile], collection: str, limit: in
                 failed += refused
                 if not fetched:
                     continue
-                paths, names = zip(*fetched, strict=True)
+                paths, names, sources = zip(*fetched, strict=True)
                 try:
-                    id = client.upload(paths, names, collection=collection)
+                    id = client.upload(paths, names, collection=collection, sources=sources)
                 except OSError as error:
                     failed += fail(error, 1)
                     continue
@@ -79,16 +83,16 @@ def send(client: Client, files: Iterable[SourceFile], collection: str, limit: in
     return done, failed
 
 
-def _fetch(batch: Sequence[SourceFile], folder: Path, limit: int) -> tuple[list[tuple[Path, str]], int]:
-    """Return (path, name) of the files, copied below a folder where need be, and how many could not be read."""
-    fetched, failed = list[tuple[Path, str]](), 0
+def _fetch(batch: Sequence[SourceFile], folder: Path, limit: int) -> tuple[list[tuple[Path, str, str]], int]:
+    """Return (path, name, source) of the files, copied below a folder where need be, and how many could not be read."""
+    fetched, failed = list[tuple[Path, str, str]](), 0
     for number, file in enumerate(batch):
         own = folder / str(number)
         own.mkdir()
         try:
             if file.remote and file.size > limit and not file.lines:
                 raise TooLarge(f"{file.name} has {file.size} bytes, the limit is {limit} (max_document_bytes)")
-            fetched.append((file.fetch(own), file.name))
+            fetched.append((file.fetch(own), file.name, file.source))
         except InputError as error:
             failed += fail(error, 1)
     return fetched, failed

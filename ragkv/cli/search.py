@@ -39,9 +39,12 @@ def search(
 ) -> int:
     """Search the documents for passages, by words and by meaning."""
     settings = settings_from(data, url=url)
+    from ragkv.normalisation import normal_id
     from ragkv.retrieval import SearchScope
 
-    scope = SearchScope(collection, parse_filter(filters or []), tuple(documents) if documents else None)
+    scope = SearchScope(
+        collection, parse_filter(filters or []), tuple(map(normal_id, documents)) if documents else None
+    )
     count = top_k or settings.top_k
     found = remote.search(settings, query, scope, top_k) if settings.url else _search(settings, query, scope, count)
     if as_json:

@@ -32,7 +32,9 @@ def show(
     url: Url = None,
 ) -> int:
     """Show a document: title, metadata, sizes, version and times; with options its text and its chunks."""
-    settings = settings_from(data, url=url)
+    from ragkv.normalisation import normal_id
+
+    settings, document_id = settings_from(data, url=url), normal_id(document_id)
     if settings.url:
         document, pieces = remote.show(settings, document_id, collection)
         whole = document.text or ""

@@ -125,6 +125,7 @@ class AsyncClient:
         names: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         collection: str = "default",
+        sources: Sequence[str] | None = None,
     ) -> str:
         """Queue files as a job.
 
@@ -133,6 +134,8 @@ class AsyncClient:
             names: Names of the files in the service, which become the document ids; by default the file names.
             metadata: Metadata of all documents.
             collection: Collection of the documents.
+            sources: What tells each file from all others, such as its whole path; "" for none. A file whose name is
+                the id of a document from another source then gets a longer id, made of its source.
 
         Returns:
             The id of the job.
@@ -140,7 +143,8 @@ class AsyncClient:
         Raises:
             OSError: A file cannot be read.
         """
-        return await self._request(calls.upload(paths, names or [path.name for path in paths], metadata, collection))
+        given = names or [path.name for path in paths]
+        return await self._request(calls.upload(paths, given, metadata, collection, sources))
 
     async def documents(
         self, collection: str = "default", filter: Filter | None = None, **listing: Unpack[Listing]

@@ -100,13 +100,19 @@ def send(documents: Sequence[Mapping[str, Any]], collection: str) -> Call[str]:
 
 
 def upload(
-    paths: Sequence[Path], names: Sequence[str], metadata: Mapping[str, Any] | None, collection: str
+    paths: Sequence[Path],
+    names: Sequence[str],
+    metadata: Mapping[str, Any] | None,
+    collection: str,
+    sources: Sequence[str] | None = None,
 ) -> Call[str]:
     """POST files; the result is the id of the job. Raises OSError for a file that cannot be read."""
     files = [("files", (name, path.read_bytes())) for path, name in zip(paths, names, strict=True)]
     data = {"collection": collection}
     if metadata is not None:
         data["metadata"] = json.dumps(dict(metadata))
+    if sources is not None:
+        data["sources"] = json.dumps(list(sources))
     return Call("POST", "/v1/documents", parse_job_id, data=data, files=files, about=(collection, None))
 
 

@@ -81,6 +81,7 @@ class RemoteDocument:
         text: Text of the document; None unless requested.
         version: Counts the contents that the document has had, from 1.
         stored_bytes: Size of its KV in the store, without head records.
+        source: Path of the file that it came from, as its sender told it; None if that is not known.
     """
 
     id: str
@@ -97,6 +98,7 @@ class RemoteDocument:
     text: str | None = None
     version: int = 1
     stored_bytes: int | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True, config=_IGNORE_EXTRA)

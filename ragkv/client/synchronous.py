@@ -106,6 +106,7 @@ class Client:
         names: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         collection: str = "default",
+        sources: Sequence[str] | None = None,
     ) -> str:
         """Queue files as a job.
 
@@ -114,6 +115,8 @@ class Client:
             names: Names of the files in the service, which become the document ids; by default the file names.
             metadata: Metadata of all documents.
             collection: Collection of the documents.
+            sources: What tells each file from all others, such as its whole path; "" for none. A file whose name is
+                the id of a document from another source then gets a longer id, made of its source.
 
         Returns:
             The id of the job.
@@ -121,7 +124,8 @@ class Client:
         Raises:
             OSError: A file cannot be read.
         """
-        return self._request(calls.upload(paths, names or [path.name for path in paths], metadata, collection))
+        given = names or [path.name for path in paths]
+        return self._request(calls.upload(paths, given, metadata, collection, sources))
 
     def documents(
         self, collection: str = "default", filter: Filter | None = None, **listing: Unpack[Listing]

@@ -75,6 +75,7 @@ from ragkv.model.execution.block_tables import BlockPoolMemory
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
+from ragkv.normalisation import visible
 from ragkv.passages import UNKNOWN, Citation, is_unknown
 from ragkv.report import Answer, Report
 from ragkv.retrieval import Retriever, make_embedder, make_reranker, open_earlier
@@ -485,9 +486,9 @@ class Engine:
             raise InputError("the question holds NUL characters; it is not text")
         if options.history and options.conversation is not None:
             raise InputError("a conversation keeps its own turns; give either `conversation` or `history`")
-        limit = self.settings.max_question_tokens
+        limit, asked = self.settings.max_question_tokens, visible(question).strip()
         for start in range(len(options.history) + 1):
-            tokens = self.model.prompt.question(question.strip(), options.history[start:], options.instructions)
+            tokens = self.model.prompt.question(asked, options.history[start:], options.instructions)
             if len(tokens) <= limit:
                 return tokens
         raise InputError(

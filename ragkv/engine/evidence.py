@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragkv.model.prompt import Prompt
+from ragkv.normalisation import RUN, UNSPACED, fold_with_offsets, numbers, searchable
 from ragkv.passages import byte_offsets
 from ragkv.recompute.evidence import BlockEvidence
 from ragkv.types import SEGMENT_BYTES, Chunk, Hit
@@ -30,10 +31,6 @@ STEM = 5
 """Letters by which words are compared, so that `built` and `builds`, or `bridge` and `bridges`, are the same."""
 
 _WORD = re.compile(r"\w+")
-# Scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, kana, and the characters of Chinese.
-_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_UNSPACED = re.compile(f"[{_SCRIPTS}]")
-_RUN = re.compile(f"[{_SCRIPTS}]+|[^{_SCRIPTS}]+")
 
 
 class SegmentFinder(Protocol):
@@ -128,9 +125,9 @@ def window_scores(
 def question_words(question: str) -> tuple[str, ...]:
     """Return what is looked for: the beginnings of words, and pairs of characters of scripts without spaces."""
     words = list[str]()
-    for run in (run for word in _WORD.findall(question.lower()) for run in _RUN.findall(word)):
+    for run in (run for word in _WORD.findall(searchable(question).lower()) for run in RUN.findall(word)):
         pairs = [run[i : i + 2] for i in range(max(1, len(run) - 1))]
-        words += pairs if _UNSPACED.match(run) else [run[:STEM]]
+        words += pairs if UNSPACED.match(run) else [run[:STEM]]
     return tuple(dict.fromkeys(words))[:MOST_WORDS]
 
 
@@ -143,17 +140,31 @@ def find_words(words: Sequence[str], chunk: Chunk, windows: NDArray[np.float64])
         windows: First and last byte of each window [2, B].
     """
     present = np.zeros((windows.shape[1], len(words)), bool)
-    text, title = _lower(chunk.text), _lower(chunk.title)
-    offsets = None if chunk.text.isascii() else byte_offsets(chunk.text)
+    numeric = any(map(str.isdigit, words))
+    (text, offsets), (title, _) = _searched(chunk.text, numeric), _searched(chunk.title, numeric)
     for number, word in enumerate(words):
         places = np.asarray(_places(text, word), np.int64)
         if _places(title, word):
             present[:, number] = True
         elif len(places):
-            at = places if offsets is None else offsets[places]
+            at = places if offsets is None else np.sort(offsets[places])
             behind = np.searchsorted(at, windows[1], "left")
             present[:, number] = behind > np.searchsorted(at, windows[0], "left")
     return torch.from_numpy(present)
+
+
+def _searched(text: str, numeric: bool) -> tuple[str, NDArray[np.int64] | None]:
+    """Return what words are looked for in, and the byte of the text that each of its characters stands for.
+
+    numeric: Whether numbers are looked for. Those in groups stand in one piece behind the text.
+    """
+    read, stands = fold_with_offsets(text)
+    grouped = list(numbers(read)) if numeric else []
+    if text.isascii() and not grouped:
+        return _lower(read), None
+    begins = byte_offsets(text) if stands is None else byte_offsets(text)[stands]
+    pieces = [np.full(len(figures) + 1, begins[at]) for at, figures in grouped]
+    return _lower("".join([read, *(f" {figures}" for _, figures in grouped)])), np.concatenate([begins[:-1], *pieces])
 
 
 def _lower(text: str) -> str:
@@ -166,10 +177,10 @@ def _lower(text: str) -> str:
 
 def _places(text: str, word: str) -> list[int]:
     """Return where a word begins, or a pair of characters stands, in order."""
-    inside, found, at = bool(_UNSPACED.match(word)), list[int](), text.find(word)
+    inside, found, at = bool(UNSPACED.match(word)), list[int](), text.find(word)
     while at >= 0:
         before = text[at - 1 : at]
-        if inside or not before.isalnum() or _UNSPACED.match(before):
+        if inside or not before.isalnum() or UNSPACED.match(before):
             found.append(at)
         at = text.find(word, at + 1)
     return found

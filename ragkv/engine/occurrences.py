@@ -10,6 +10,8 @@ import bisect
 import re
 from collections.abc import Sequence
 
+from ragkv.normalisation import fold_with_offsets
+
 _BETWEEN_WORDS = re.compile(r"\W")
 _WORD = re.compile(r"\w+")
 _WHOLES = (
@@ -38,7 +40,7 @@ def occurrences(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
     while at >= 0:
         end = at + len(sought)
         if not _is_word(folded[at - 1 : at]) and not _is_word(folded[end : end + 1]):
-            spans.append((offsets[at], offsets[end - 1] + 1))
+            spans.append((offsets[at], offsets[end]))
             at = folded.find(sought, end)
         else:  # the next place begins behind the word that holds this one's first character
             between = _BETWEEN_WORDS.search(folded, at)
@@ -48,6 +50,7 @@ def occurrences(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
 
 def words_of(text: str) -> frozenset[str]:
     """Return the words of a text in lower case; a number, an identifier or an address is one."""
+    text, _ = fold_with_offsets(text)
     found = {match.span() for each in (*_WHOLES, _WORD) for match in each.finditer(text)}
     return frozenset(text[slice(*span)].casefold() for span in _outside(list(found), text))
 
@@ -68,10 +71,15 @@ def _cuts(wholes: Sequence[tuple[int, int]], offset: int) -> bool:
 
 
 def _folded(text: str) -> tuple[str, Sequence[int]]:
-    """Return a text for comparing: case folded, white space shortened; and where each of its characters stands."""
+    """Return a text for comparing: as search reads it, case folded, white space shortened; and where it stands.
+
+    The offsets are of each of its characters, and of its end.
+    """
+    text, stands = fold_with_offsets(text)
     folded = "".join(fold if len(fold := character.casefold()) == 1 else character.lower()[0] for character in text)
-    offsets = [at for at, character in enumerate(folded) if not (character.isspace() and folded[at - 1 : at].isspace())]
-    return "".join(" " if folded[at].isspace() else folded[at] for at in offsets), offsets
+    kept = [at for at, character in enumerate(folded) if not (character.isspace() and folded[at - 1 : at].isspace())]
+    offsets = [*kept, len(folded)] if stands is None else stands[[*kept, len(folded)]].tolist()
+    return "".join(" " if folded[at].isspace() else folded[at] for at in kept), offsets
 
 
 def _is_word(character: str) -> bool:

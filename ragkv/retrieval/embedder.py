@@ -1,5 +1,7 @@
 """Embedder: turns texts into unit vectors with a sentence-transformers model, which is loaded on first use.
 
+Texts are folded first (ragkv/normalisation.py), so that what looks the same has the same vector.
+
 `make_embedder` chooses between it and the packaged multilingual model (multilingual.py).
 """
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import EmbedderIdentity
 from ragkv.errors import ConfigError, ModelNotFound, RagkvError, memory_errors
+from ragkv.normalisation import fold_with_offsets, folded
 from ragkv.passages import byte_offsets
 from ragkv.retrieval.multilingual import IDENTITY as MULTILINGUAL
 from ragkv.retrieval.multilingual import NAME, MultilingualEmbedder, check_weights
@@ -129,7 +132,7 @@ class Embedder:
 
         A model that gives no outputs of tokens embeds windows of the texts besides.
         """
-        texts = [f"{title}\n{text}" for title, text in passages]
+        texts = [folded(f"{title}\n{text}") for title, text in passages]
         if not texts or not self._gives_tokens():
             return EmbeddedPassages(self.encode(texts), embed_windows(self.encode, passages) if texts else ())
         model, prompt = self._loaded(), self._prompt(DOCUMENT_PROMPTS) or ""
@@ -154,14 +157,15 @@ class Embedder:
             return 0
         tokenizer = self._loaded().tokenizer
         with self._lock:
-            return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]))
+            read = list(map(folded, texts))
+            return sum(map(len, tokenizer(read, add_special_tokens=False, verbose=False)["input_ids"]))
 
     def _encode(self, texts: Sequence[str], prompts: Sequence[str]) -> NDArray[np.float32]:
         if not texts:
             return np.empty((0, self.identity.dimension), np.float32)
         model = self._loaded()
         size = CHARS_PER_TOKEN * (model.max_seq_length or 512)
-        windows = [_windows(text, size) for text in texts]
+        windows = [_windows(folded(text), size) for text in texts]
         with self._lock, memory_errors():
             flat = model.encode(
                 [window for parts in windows for window in parts],
@@ -246,18 +250,20 @@ def _join_windows(
 
     Args:
         read: What the model read of each window of the passage.
-        windows: The windows.
+        windows: The windows, of the folded passage.
         before: Characters that stand before each window.
-        passage: Title and text.
+        passage: Title and text, as they are.
     """
-    title, text = passage
+    title, text = folded(f"{passage[0]}\n"), passage[1]
+    read_text, stands = fold_with_offsets(text)
     vector: NDArray[np.float32] = np.sum([each.vector for each in read], axis=0)
     vector = vector / np.maximum(np.linalg.norm(vector), np.finfo(np.float32).tiny)
     offsets, starts = byte_offsets(text), list[NDArray[np.int64]]()
-    shift = -len(title) - 1 - before
+    begins = offsets if stands is None else offsets[stands]  # of each folded character
+    shift = -len(title) - before
     for each, window in zip(read, windows, strict=True):
         at = np.where(each.starts < before, -1, each.starts + shift)
-        starts.append(np.where(at < 0, -1, offsets[np.clip(at, 0, len(text))]))
+        starts.append(np.where(at < 0, -1, begins[np.clip(at, 0, len(read_text))]))
         shift += len(window)
     outputs = np.concatenate([each.outputs for each in read])
     return vector, pool_tokens(outputs, np.concatenate(starts), int(offsets[-1]), vector)

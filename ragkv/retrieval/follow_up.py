@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from ragkv.normalisation import folded
 from ragkv.passages import PUNCTUATION, is_unknown
 from ragkv.types import Hit
 
@@ -60,6 +61,7 @@ def refers_back(question: str) -> bool:
 
     A pronoun behind a name is that name's ("How old was Ada Brook when she died?"), unless it is an object.
     """
+    question = folded(question)
     named = _names(question)[:1]
     for pronoun in _PRONOUN.finditer(question):
         if not named or pronoun.start() < named[0][0] or _OBJECT.match(question, pronoun.end()):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import EmbedderIdentity
 from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.normalisation import folded
 from ragkv.retrieval.segments import embed_windows
 from ragkv.types import EmbeddedPassages
 
@@ -52,14 +53,14 @@ class MultilingualEmbedder:
         """
         model = self._loaded()
         with self._lock:
-            found: NDArray[np.float32] = model.passage(list(texts))
+            found: NDArray[np.float32] = model.passage(list(map(folded, texts)))
         return found
 
     def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
         """Embed questions. As `encode` else."""
         model = self._loaded()
         with self._lock:
-            found: NDArray[np.float32] = model.query(list(questions))
+            found: NDArray[np.float32] = model.query(list(map(folded, questions)))
         return found
 
     def encode_passages(self, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages:
@@ -71,7 +72,7 @@ class MultilingualEmbedder:
         """Count the tokens of texts. Raises as `encode`."""
         model = self._loaded()
         with self._lock:
-            return sum(model.token_count(text) for text in texts)
+            return sum(model.token_count(folded(text)) for text in texts)
 
     def load(self) -> None:
         """Load the weights now, so that the first question does not wait. Raises the same errors as `encode`."""

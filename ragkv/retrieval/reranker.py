@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragkv.errors import memory_errors
+from ragkv.normalisation import folded
 from ragkv.retrieval.pretrained import load_pretrained, split_special_tokens
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Reranker:
             return []
         with memory_errors():
             found = self._loaded().predict(
-                [(question, passage) for passage in passages], batch_size=BATCH, show_progress_bar=False
+                [(folded(question), folded(passage)) for passage in passages], batch_size=BATCH, show_progress_bar=False
             )
         return [float(score) for score in found]
 
@@ -57,7 +58,8 @@ class Reranker:
         if not passages:
             return 0
         tokenizer = self._loaded().tokenizer
-        pairs = tokenizer([question] * len(passages), list(passages), truncation=True, max_length=LONGEST)
+        first, second = [folded(question)] * len(passages), list(map(folded, passages))
+        pairs = tokenizer(first, second, truncation=True, max_length=LONGEST)
         return sum(map(len, pairs["input_ids"]))
 
     @property

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.config import ViewSettings
 from ragkv.errors import NoReranker, NotFound, RagkvError
+from ragkv.normalisation import folded
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.follower import ViewFollower, ViewStatus
 from ragkv.retrieval.freshness import Freshness
@@ -446,12 +447,13 @@ class Retriever:
 def _different(ranked: Sequence[tuple[int, float]], chunks: Mapping[int, Chunk]) -> list[tuple[int, float]]:
     """Return (row, score) of the chunks that are there, and of those with the same text the first.
 
-    Texts that differ in white space and case alone are the same. Those that differ in a figure are not.
+    Texts that differ in white space, case and what search does not tell apart are the same. Those that differ in a
+    figure are not.
     """
     first: dict[str, tuple[int, float]] = {}
     for row, score in ranked:
         if row in chunks:
-            first.setdefault(" ".join(chunks[row].text.casefold().split()), (row, score))
+            first.setdefault(" ".join(folded(chunks[row].text).casefold().split()), (row, score))
     return list(first.values())
 
 

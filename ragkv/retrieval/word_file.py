@@ -123,6 +123,7 @@ class WordFile:
             connection = sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             try:
                 connection.execute("PRAGMA synchronous = NORMAL")
+                full_text.prepare(connection)
                 if not self._prepared:
                     _prepare(connection)
                     self._prepared = True

@@ -21,7 +21,10 @@ from tests.ingest.reader import WordEmbedder
 
 # Few values, chosen so that a careless comparison confuses them.
 VALUES = st.sampled_from(
-    ["", "a", "A", "1", "true", "null", 'q"\\', "ü\u2028", 0, 1, 1.0, 2.5, -1, 10**30, True, False, None]
+    [
+        *("", "a", "A", "1", "true", "null", 'q"\\', "ü\u2028", 0, 1, 1.0, 2.5, -1, True, False, None),
+        *(2**53, 2**53 + 1, float(2**53), 2**63 - 1, 2**63 - 2, -(2**63), 1e30),
+    ]
 )
 KEYS = st.sampled_from(["k", "kind", "", "a.b", 'q"', "ü", "$"])
 METADATA = st.dictionaries(
@@ -106,7 +109,15 @@ def test_an_old_catalogue_without_attributes_gets_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "filter",
-    [{"a": {"b": 1}}, {"a": []}, {"a": [["b"]]}, {"a": float("nan")}, {"a": [0] * 65}, {str(n): n for n in range(17)}],
+    [
+        {"a": {"b": 1}},
+        {"a": []},
+        {"a": [["b"]]},
+        {"a": float("nan")},
+        {"a": [0] * 65},
+        {"a": 2**63},
+        {str(n): n for n in range(17)},
+    ],
 )
 def test_a_malformed_filter_is_refused(tmp_path: Path, filter: Any) -> None:
     catalog = Catalog.open(tmp_path / "catalog.sqlite")

@@ -20,7 +20,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ragkv.catalog import Catalog, CollectionInfo, DocumentVersion, EmbedderIdentity, StoredTurn, database
+from ragkv.catalog import (
+    Catalog,
+    CollectionInfo,
+    DocumentOrder,
+    DocumentVersion,
+    EmbedderIdentity,
+    StoredTurn,
+    database,
+)
 from ragkv.errors import (
     CatalogCorrupt,
     ConfigError,
@@ -395,6 +403,56 @@ def test_full_text_finds_word_forms_in_texts_and_titles(catalog: Catalog) -> Non
     assert [row for row, _ in catalog.match("default", "ZURICH", 5)] == [rows[1]]
     assert {row for row, _ in catalog.match("default", "title", 5)} == set(rows)
     assert catalog.match("default", "submarine", 5) == []
+
+
+HIDDEN = (
+    "The ware\xadhouse keeper is Ma\u200bthil\u200bde. The \ufb01re exit cost 48\u202f000 ｃｒｏｗｎｓ. Cafe\u0301."
+)
+
+
+@pytest.mark.parametrize(
+    "word", ["warehouse", "ware\xadhouse", "Mathilde", "fire", "48,000", "48000", "crowns", "café"]
+)
+def test_words_are_found_behind_characters_that_nobody_sees(catalog: Catalog, word: str) -> None:
+    if catalog.has_words:
+        put(catalog, "a", ["Nothing of it.", HIDDEN])
+        assert [row for row, _ in catalog.match("default", word, 5)] == rows_of(catalog)[1:]
+        put(catalog, "b", [word])
+        assert len(catalog.match("default", HIDDEN, 5)) == 2, "and the other way round"
+        catalog.remove("default", "a")
+        assert len(catalog.match("default", word, 5)) == 1
+
+
+def test_documents_are_listed_by_words_in_either_form(catalog: Catalog) -> None:
+    put(catalog, "Cafe\u0301 of Tarn", ["text"])
+    for words in ("café", "CAFE\u0301 ta\u200brn", "ｔａｒｎ"):
+        assert len(catalog.documents("default", DocumentOrder(words=words))) == 1
+
+
+def test_a_full_text_index_of_an_earlier_release_is_built_again_once(path: Path) -> None:
+    catalog = Catalog.open(path)
+    put(catalog, "a", [HIDDEN])
+    catalog.close()
+    with closing(sqlite3.connect(path)) as connection:
+        for name in ("insert", "delete"):
+            connection.execute(f"DROP TRIGGER chunk_words_{name}")
+        connection.execute("DROP TABLE chunk_words")
+        connection.execute("DROP VIEW searched_chunks")
+        connection.execute(
+            "CREATE VIRTUAL TABLE chunk_words USING fts5(title, text, content='chunks', content_rowid='row')"
+        )
+        connection.execute("INSERT INTO chunk_words (chunk_words) VALUES ('rebuild')")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    catalog = Catalog.open(path)
+    assert len(catalog.match("default", "warehouse", 5)) == 1
+    catalog.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,), "an older ragkv does not know its triggers"
+        before = connection.execute("SELECT max(rowid), count(*) FROM sqlite_master").fetchone()
+    Catalog.open(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT max(rowid), count(*) FROM sqlite_master").fetchone() == before
 
 
 @on_sqlite

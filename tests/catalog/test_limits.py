@@ -25,6 +25,7 @@ def nested(levels: int) -> Any:
 def test_metadata_within_the_limits_passes(levels: int) -> None:
     check_metadata(nested(levels))
     check_metadata({str(n): n for n in range(MAX_METADATA_KEYS)})
+    check_metadata({"a": [2**63 - 1, -(2**63), 2**53 + 1, 1e300, True, str(2**64)]})
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,8 @@ def test_metadata_within_the_limits_passes(levels: int) -> None:
         ({str(n): n for n in range(MAX_METADATA_KEYS + 1)}, "keys"),
         ({"a": "é" * MAX_METADATA_BYTES}, "bytes"),
         ({"a": float("nan")}, "not JSON"),
+        ({"a": 2**63}, "64 bits, such as 9223372036854775808; send them as text"),
+        ({"a": [{"b": [-(2**63) - 1]}]}, "64 bits"),
         ({"a": object()}, "not JSON"),
         ({"a": "\ud800"}, "surrogates"),
     ],
@@ -46,7 +49,7 @@ def test_metadata_beyond_a_limit_is_refused_with_the_limit(metadata: dict[str, A
 
 
 def test_of_the_metadata_of_a_file_is_kept_what_fits() -> None:
-    found = {"format": "pdf", "deep": nested(100), "pages": list(range(9000)), "nothing": float("inf")}
+    found = {"format": "pdf", "deep": nested(100), "pages": list(range(9000)), "nothing": float("inf"), "n": 2**64}
     assert fitting(found) == {"format": "pdf"}
     many = {str(n): "x" * n for n in range(2 * MAX_METADATA_KEYS)}
     assert list(fitting(many)) == [str(n) for n in range(MAX_METADATA_KEYS)]

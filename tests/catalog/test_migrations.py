@@ -102,6 +102,20 @@ def test_turns_of_version_1_0_lose_their_answers_with_their_documents(old: Path)
     catalog.close()
 
 
+def test_ids_that_were_composed_in_two_ways_become_one_unless_both_are_there(old: Path) -> None:
+    with sqlite3.connect(old) as connection:
+        connection.execute("UPDATE documents SET id = 'u\u0308' WHERE id = '\xfc'")
+        connection.execute("UPDATE documents SET id = 'cafe\u0301' WHERE id = 'a'")
+        rest = "'h', 'r', 0, 0, 0, 0, 't', '{}', 'x'"
+        names = "collection, id, content_hash, reader, chunks, tokens, created, updated, title, metadata, text"
+        connection.execute(f"INSERT INTO documents ({names}) VALUES ('default', 'caf\xe9', {rest})")
+    connection.close()
+    catalog = Catalog.open(old)
+    assert {info.id for info in catalog.documents("other")} == {"\xfc"}
+    assert {info.id for info in catalog.documents("default")} == {"cafe\u0301", "caf\xe9"}, "none is lost"
+    catalog.close()
+
+
 def test_migrated_and_new_catalogues_have_the_tables_of_the_code(old: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.sqlite"
     for path in (old, new):

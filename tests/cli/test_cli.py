@@ -18,12 +18,14 @@ from pathlib import Path
 import pytest
 
 from ingest.jobs import Jobs
+from ragkv import config
 from ragkv.catalog import Catalog
 from ragkv.cli import run
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import Document
 from tests.engine.test_self_test import Relative, broken
 from tests.forked import forked
+from tests.ingest.formats.packages import xlsx
 from tests.program import served
 from tests.redis_server import redis_server
 from tests.start_records import with_records
@@ -148,6 +150,29 @@ def test_a_wrong_setting_is_one_line_and_exit_2(
     assert "geheim" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("RAGKV_TOPK", "did you mean RAGKV_TOP_K?"), ("ragkv_modle", "RAGKV_MODEL?"), ("RAGKV_X", "see docs/settings.md")],
+)
+def test_a_misspelt_setting_is_named_by_every_command_with_the_nearest_name(
+    ragkv: Program, data: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+) -> None:
+    monkeypatch.setenv(name, "3")
+    done = ragkv("ls", "--data", data)
+    assert (done.code, is_one_line(done.err)) == (0, True)
+    assert f"{name} is no setting and has no effect; " in done.err
+    assert hint in done.err
+    monkeypatch.delenv(name)
+    assert ragkv("ls", "--data", data).err == ""
+
+
+def test_a_misspelt_secret_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ragkv_api_kyes").write_text("geheim")
+    (tmp_path / "ragkv_store_secret").write_text("geheim")
+    monkeypatch.setattr(config, "SECRETS", tmp_path)
+    assert config.unknown_variables() == [("ragkv_api_kyes", "RAGKV_API_KEYS")]
+
+
 def test_without_a_command_the_help_is_shown(ragkv: Program) -> None:
     done = ragkv()
     assert done.code == 2
@@ -242,6 +267,58 @@ def test_a_list_begins_with_the_names_of_its_columns(ragkv: Program, data: Path)
     first, *rest = ragkv("ls", "--data", data).out.splitlines()
     assert first.split("\t") == ["id", "title", "chunks", "tokens", "collection"]
     assert {len(line.split("\t")) for line in rest} == {5}
+
+
+def test_a_list_as_json_is_an_object_a_document(ragkv: Program, data: Path) -> None:
+    bridge, harbour = map(json.loads, ragkv("ls", "--data", data, "--json").out.splitlines())
+    assert (bridge["id"], harbour["id"], harbour["title"], harbour["collection"]) == (
+        *("bridge", "harbour", "Tarn", "default"),
+    )
+    assert (harbour["bytes"], harbour["version"], harbour["chunks"]) == (len(LINES[0]["text"]), 1, 1)
+    assert harbour["metadata"] == LINES[0]["metadata"]
+    assert isinstance(harbour["created"], float)
+    assert ragkv("ls", "--data", data, "--search", "nowhere", "--json").out == ""
+
+
+def test_folders_that_are_not_read_are_named_and_end_an_ingest_with_1(ragkv: Program, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "line.txt").write_text(LINES[0]["text"])
+    (tmp_path / "in" / "linked").symlink_to(tmp_path)
+    where = ("--data", with_records(tmp_path / "d"), "--device", "cpu")
+    done = ragkv("ingest", tmp_path / "in", *where, "--json")
+    assert done.code == 1
+    assert "in/linked: a linked folder is not read" in done.err
+    *outcomes, sums = map(json.loads, done.out.splitlines())
+    assert {(each["document_id"], each["status"]) for each in outcomes} == {("in/line.txt", "added"), (None, "failed")}
+    assert (sums["added"], sums["failed"]) == (1, 1)
+    (tmp_path / "in" / "linked").unlink()
+    (tmp_path / "other" / "in").mkdir(parents=True)
+    (tmp_path / "other" / "in" / "line.txt").write_text(LINES[1]["text"])
+    again = ragkv("ingest", tmp_path / "in" / "line.txt", tmp_path / "other" / "in", *where)
+    assert again.code == 0
+    assert "unchanged  in/line.txt" in again.out
+    assert "added      other/in/line.txt" in again.out
+
+
+def test_what_a_reader_warns_of_is_told_at_the_ingest(ragkv: Program, tmp_path: Path) -> None:
+    (tmp_path / "towns.csv").write_bytes("Name;Ort\nJürgen;Köln\nSören;Düsseldorf\n".encode("windows-1252"))
+    row = '<row><c t="inlineStr"><is><t>Crane</t></is></c><c><f>A1+A2</f></c></row>'
+    (tmp_path / "sums.xlsx").write_bytes(xlsx({"Sums": row}))
+    (tmp_path / "line.jsonl").write_text(
+        '{"id": "sent", "text": "x", "metadata": {"encoding": "mine", "warnings": ["w"]}}'
+    )
+    names = ("towns.csv", "sums.xlsx", "line.jsonl")
+    where = ("--data", with_records(tmp_path / "d"), "--device", "cpu", "--json")
+    done = ragkv("ingest", *(tmp_path / name for name in names), *where)
+    assert done.code == 0
+    outcomes = {each.get("document_id"): each.get("warnings") for each in map(json.loads, done.out.splitlines())}
+    assert outcomes["sent"] is None
+    assert outcomes["towns.csv"] == [
+        "read as windows-1252, because it is not UTF-8; save it as UTF-8 if letters are wrong"
+    ]
+    assert "formula" in outcomes["sums.xlsx"][0]
+    told = [line for line in done.err.splitlines() if line.startswith("ragkv: ") and ("csv" in line or "xlsx" in line)]
+    assert told == [f"ragkv: {name}: {outcomes[name][0]}" for name in names[:2]]
 
 
 def test_a_list_is_sorted_searched_and_long(ragkv: Program, data: Path) -> None:
@@ -545,11 +622,15 @@ def test_the_doctor_lists_chunks_without_kv(ragkv: Program, tmp_path: Path) -> N
     assert "default/harbour#0" in empty.out
 
 
-def test_the_doctor_says_what_an_unknown_model_is_missing(ragkv: Program, data: Path) -> None:
+def test_the_doctor_says_what_an_unknown_model_is_missing(
+    ragkv: Program, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGKV_THREAD", "1")
     done = ragkv("doctor", "--data", data, "--model", "/no/such/model")
     assert (done.code, done.err) == (1, "")
     assert "/no/such/model" in done.out
     assert "2 documents, 2 chunks" in done.out
+    assert "RAGKV_THREAD is no setting and has no effect; did you mean RAGKV_THREADS?" in done.out
 
 
 def test_the_doctor_lists_what_was_set_aside_and_removes_it(ragkv: Program, tmp_path: Path) -> None:

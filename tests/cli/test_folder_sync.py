@@ -97,7 +97,7 @@ def test_a_line_that_goes_while_its_file_is_ingested_is_not_forgotten(tmp_path: 
     path.write_text('{"id": "one", "text": "First."}\n{"id": "two", "text": "Second."}\n')
 
     class Target:
-        def ids(self) -> list[str]:
+        def documents(self) -> list[tuple[str, str]]:
             return []
 
         def put(self, files: Sequence[SourceFile]) -> None:
@@ -110,3 +110,39 @@ def test_a_line_that_goes_while_its_file_is_ingested_is_not_forgotten(tmp_path: 
     for _ in range(2):
         folder_sync._put(Target(), {"lines.jsonl": path}, lines, load_settings())
     assert removed == ["one"]
+
+
+def test_documents_of_another_folder_with_the_same_name_are_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder `notes` of another year has had the ids first."""
+    for year in ("2025", "2026"):
+        (tmp_path / year / "notes").mkdir(parents=True)
+    (tmp_path / "2026" / "notes" / "new.md").write_text("x")
+    monkeypatch.chdir(tmp_path / "2026")
+    mine, theirs = str(tmp_path / "2026" / "notes"), str(tmp_path / "2025" / "notes")
+    stored = [
+        *(("notes/a.md", f"{theirs}/a.md"), ("2026/notes/a.md", f"{mine}/a.md"), ("notes/new.md", f"{mine}/new.md")),
+        *(("notes/old.md", ""), ("sent", "")),
+    ]
+    earlier = dict(folder_sync._earlier(stored, [Path("notes")]))
+    assert earlier == {
+        "notes/a.md": Path("notes/a.md"),
+        "notes/new.md": Path("notes/new.md"),
+        "notes/old.md": Path(),
+    }
+    removed = list[str]()
+
+    class Target:
+        def documents(self) -> list[tuple[str, str]]:
+            return stored
+
+        def put(self, files: Sequence[SourceFile]) -> None:
+            raise AssertionError
+
+        def remove(self, document_id: str) -> None:
+            removed.append(document_id)
+
+    folder_sync._remove(Target(), {name: earlier[name] for name in ("notes/a.md", "notes/old.md")}, {})
+    folder_sync._remove(Target(), {"notes/a.md": Path()}, {})  # where nothing tells that it is theirs but its source
+    assert removed == ["2026/notes/a.md", "notes/old.md"]

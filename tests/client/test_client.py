@@ -350,6 +350,31 @@ def test_an_ingest_without_files_fails(service, tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
+def test_files_of_two_folders_are_told_apart_by_a_service_and_linked_folders_named(
+    service, tmp_path, capsys, monkeypatch
+):
+    for year in ("2025", "2026"):
+        (tmp_path / year / "contracts").mkdir(parents=True)
+        (tmp_path / year / "contracts" / "report.md").write_text(f"The crane of {year}.")
+    (tmp_path / "2026" / "contracts" / "link").symlink_to(tmp_path)
+    where = ("--url", service.url, "--collection", "years")
+    codes = []
+    for folder, given in (("2025", "contracts"), ("2026", "contracts"), ("", "2025/contracts/report.md")):
+        monkeypatch.chdir(tmp_path / folder)
+        codes.append(run(["ingest", given, *where]))
+    printed = capsys.readouterr()
+    assert codes == [0, 1, 0]
+    assert "link: a linked folder is not read" in printed.err
+    assert [line.split() for line in printed.out.splitlines()] == [
+        ["completed", "contracts/report.md"],
+        ["completed", "2026/contracts/report.md"],
+        ["unchanged", "contracts/report.md"],
+    ]
+    assert run(["ls", "--json", *where]) == 0
+    sources = [json.loads(line)["source"] for line in capsys.readouterr().out.splitlines()]
+    assert sources == [str(tmp_path.resolve() / year / "contracts" / "report.md") for year in ("2026", "2025")]
+
+
 def test_recorded_answers_and_their_maps_are_fetched(client, collection):
     client.put("mill", "The mill of Orm was built by Ida Falk.", "Orm", collection=collection)
     question = "Who built the mill of Orm?"

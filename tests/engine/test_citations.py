@@ -96,6 +96,15 @@ def test_judgements_and_absent_words_mark_nothing(answer: str) -> None:
     assert marked(answer, f"Yes, no, and so on. {TEXT}") == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("Mathilde", "Ma\u200bthil\xadde"), ("fire exit", "ﬁre\xa0exit"), ("café", "cafe\u0301"), ("ware", "ｗａｒｅ")],
+)
+def test_an_answer_is_marked_where_the_text_says_it_in_another_form(answer: str, said: str) -> None:
+    text = f"It is {said}. No more."
+    assert marked(answer, text) == [(said, f"It is {said}.")]
+
+
 def test_a_repeated_answer_has_a_bounded_number_of_marks() -> None:
     assert len(mark(chunk("green " * 50), "green")) == MAX_MARKS
 

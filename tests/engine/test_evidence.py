@@ -108,6 +108,24 @@ def test_a_word_stands_in_the_windows_that_its_beginning_lies_in() -> None:
     assert found_at(("tarn",), "Nothing.", [(0, 4), (4, 8)], "The Tarn") == [[True], [True]], "a title counts in all"
 
 
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        ("fire", "The exit. The ﬁre exit."),
+        ("fi\u200bre", "The exit. The fire exit."),
+        ("warehouse", "The exit. The ware\xadhouse."),
+        ("48,000", "12 exits. 48\u202f000 crowns."),
+        ("48 000", "12 exits. Now 48000 crowns."),
+        ("ｃａｆé", "The exit. The cafe\u0301."),
+    ],
+)
+def test_words_and_numbers_are_found_in_any_form_where_they_stand(question: str, text: str) -> None:
+    words, end = question_words(question), len(text.encode())
+    (first, second) = found_at(words, text, [(0, 10), (10, end)])
+    assert not any(first)
+    assert second[-1]
+
+
 def test_the_same_evidence_is_found_whatever_model_has_read_the_chunk() -> None:
     """Blocks of other sizes cover the same text, so their best windows overlap."""
     model = quick_model()

@@ -52,7 +52,10 @@ def test_new_changed_and_removed_files_are_changes(notes: Path) -> None:
     (notes / "picture.png").write_text("no format")
     (notes / ".hidden.md").write_text("hidden")
     changes = settled()
-    assert (set(changes.changed), changes.removed) == ({"notes/a.md", "notes/deep/c.md"}, ("notes/b.txt",))
+    assert (set(changes.changed), changes.removed) == (
+        {"notes/a.md", "notes/deep/c.md"},
+        {"notes/b.txt": notes / "b.txt"},
+    )
     watch.accept(changes)
     assert not settled()
 
@@ -120,20 +123,32 @@ def test_a_folder_that_cannot_be_listed_removes_nothing(notes: Path, monkeypatch
         return real(path)  # type: ignore[call-overload]
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert not settled().removed
+    changes = settled()
+    assert not changes.removed
+    assert [(fault.path.name, fault.hides) for fault in changes.faults] == [("deep", True)]
     monkeypatch.undo()
-    assert settled().removed == ("notes/b.txt",)
+    assert set(settled().removed) == {"notes/b.txt"}
 
 
 def test_what_was_there_before_the_watch_began_is_removed_if_its_file_is_gone(notes: Path) -> None:
     watch = FolderScanner([notes], notes.parent)
-    watch.assume(["notes/a.md", "notes/gone.md"])
+    watch.assume([("notes/a.md", notes / "a.md"), ("notes/gone.md", Path())])
     watch.scan()
     changes = watch.scan()
-    assert (set(changes.changed), changes.removed) == ({"notes/a.md", "notes/b.txt"}, ("notes/gone.md",))
+    assert (set(changes.changed), changes.removed) == ({"notes/a.md", "notes/b.txt"}, {"notes/gone.md": Path()})
     empty = notes.with_name("empty")
     empty.mkdir()
     other = FolderScanner([empty], notes.parent)
-    other.assume(["empty/a.md"])
+    other.assume([("empty/a.md", empty / "a.md")])
     other.scan()
     assert not other.scan(), "it may be a disk that is not mounted yet"
+
+
+def test_a_linked_folder_is_told_and_keeps_nothing_from_being_removed(notes: Path, tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (notes / "link").symlink_to(tmp_path / "far")
+    _, settled = watching(notes)
+    (notes / "b.txt").unlink()
+    changes = settled()
+    assert set(changes.removed) == {"notes/b.txt"}
+    assert [fault.path.name for fault in changes.faults] == ["link"]

@@ -18,13 +18,14 @@ from ingest.sandbox import Allowance
 from ingest.sources import load_locations
 from ragkv.catalog.limits import MAX_DEPTH, MAX_TITLE
 from ragkv.errors import InputError, InvalidDocument, TooLarge
+from ragkv.normalisation import visible
 from ragkv.types import Document
 from tests.catalog.test_limits import nested
 from tests.ingest.formats.files import docx, paragraph, pdf
 
 LIMIT = 10_000
 READABLE = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffd")
-STORABLE = st.text(READABLE, min_size=1).filter(lambda text: text.strip())
+STORABLE = st.text(READABLE, min_size=1).filter(lambda text: visible(text).strip())
 
 
 def write(folder: Path, **files: bytes | str) -> None:
@@ -42,11 +43,36 @@ def documents(items: list[Document | Rejected]) -> list[Document]:
 # Formats and titles
 
 
+def test_characters_that_nobody_sees_are_not_in_what_is_read() -> None:
+    text = "# The ware\xadhouse\n\nThe keeper is Ma\u200bthil\u200bde. The \ufb01re exit is behind gate\xa0seven.\n"
+    (document,) = parse(text.encode(), "a.md", LIMIT)
+    assert document.title == "The warehouse"
+    assert document.text == "# The warehouse\n\nThe keeper is Mathilde. The \ufb01re exit is behind gate\xa0seven.\n"
+    page = "<meta charset=utf-8><title>Ru&shy;les</title><p>The ware&shy;house keeper is Ka&#8203;tri&#8203;na."
+    (document,) = parse(page.encode(), "a.html", LIMIT)
+    assert (document.title, document.text) == ("Rules", "The warehouse keeper is Katrina.")
+    (document,) = parse(json.dumps({"id": "ki\u200bey", "text": "Mat\xadhilde"}).encode(), "a.jsonl", LIMIT)
+    assert (document.id, document.text) == ("kiey", "Mathilde")
+
+
+def test_pages_begin_where_they_did_without_what_nobody_sees() -> None:
+    document = Document("a", "a", "on\xade\n\ntw\u200bo\n\nthree", pages=((0, 1), (6, 2), (12, 3)))
+    found = checked(document, LIMIT)
+    assert (found.text, found.pages) == ("one\n\ntwo\n\nthree", ((0, 1), (5, 2), (10, 3)))
+
+
+def test_a_name_composed_in_two_ways_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "Cafe\u0301.txt").write_text("a")
+    (document,) = load([tmp_path / "Cafe\u0301.txt"], LIMIT, root=tmp_path)
+    assert isinstance(document, Document)
+    assert document.id == "Caf\xe9.txt"
+
+
 @settings(deadline=None)
 @given(STORABLE)
-def test_utf8_text_comes_through_unchanged(text: str) -> None:
+def test_utf8_text_comes_through_unchanged_but_for_what_nobody_sees(text: str) -> None:
     (document,) = parse(text.encode(), "notes/a.txt", LIMIT, "mine")
-    assert document == Document("notes/a.txt", "a", text.removeprefix("\ufeff"), {}, "mine")
+    assert document == Document("notes/a.txt", "a", visible(text), {}, "mine")
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_dropped() -> None:
@@ -323,7 +349,9 @@ def test_a_file_name_that_is_no_text_gets_a_printable_id(tmp_path: Path) -> None
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
-    assert list(load([tmp_path], LIMIT)) == []
+    (told,) = load([tmp_path], LIMIT)
+    assert isinstance(told, Rejected)
+    assert "pipe.txt: it is no regular file" in str(told.error)
     (item,) = load([tmp_path / "pipe.txt"], LIMIT)
     assert isinstance(item, Rejected)
 

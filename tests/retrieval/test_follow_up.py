@@ -11,7 +11,8 @@ WHO = "Who built the harbour of Tarn?"
 
 
 @pytest.mark.parametrize(
-    "question", ["And when was it built?", "Where was she born?", "Why?", "since when", "And how long?", "Is it?"]
+    "question",
+    ["And when was it built?", "Where was she born?", "Why?", "since when", "And how long?", "Is it?", "Is s\xadhe?"],
 )
 def test_some_questions_refer_back(question: str) -> None:
     assert refers_back(question)

@@ -68,6 +68,17 @@ def test_a_passage_has_the_same_vector_with_its_segments_as_alone(embedder: Embe
     assert embedder.encode_passages([]).segments == ()
 
 
+def test_what_looks_the_same_is_embedded_the_same_and_segments_keep_their_places(embedder: Embedder) -> None:
+    seen = "The warehouse is in the office. " * 4 + "A café lies behind it."
+    hidden = "The ware\xadhouse is in the o\ufb03ce. " * 4 + "A cafe\u0301 lies be\u200bhind it."
+    read, same = embedder.encode_passages([("The o\ufb03ce", hidden)]), embedder.encode(["The office\n" + seen])
+    np.testing.assert_allclose(read.vectors, same, atol=2e-3)
+    np.testing.assert_allclose(embedder.encode_queries([hidden]), embedder.encode_queries([seen]))
+    assert len(read.segments[0]) == segment_count(len(hidden.encode()))
+    cafe = read.segments[0] @ embedder.encode_queries(["What lies behind the warehouse? A café"])[0]
+    assert cafe.argmax() == len(hidden[: hidden.index("cafe")].encode()) // SEGMENT_BYTES
+
+
 def test_a_segment_is_nearest_to_what_stands_in_it(embedder: Embedder) -> None:
     """Also behind the first window, where a text is longer than the model reads at once."""
     (segments,) = embedder.encode_passages(PASSAGES[:1]).segments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import tempfile
@@ -118,11 +119,47 @@ def test_an_invalid_form_is_refused(service: Service, body: bytes) -> None:
         {"collection": " "},
         {"collection": "a\nb"},
         {"metadata": "x" * (2**20 + 1)},
+        {"sources": '["/a/a.txt", "/b/a.txt"]'},
+        {"sources": '["/a\\n/a.txt"]'},
+        {"sources": "/a/a.txt"},
     ],
-    ids=["list", "half", "NaN", "surrogate", "large", "blank", "two lines", "longer than a field"],
+    ids=[
+        "list",
+        "half",
+        "NaN",
+        "surrogate",
+        "large",
+        "blank",
+        "two lines",
+        "longer than a field",
+        "two sources",
+        "line",
+        "no JSON",
+    ],
 )
 def test_form_fields_are_validated_like_a_json_body(service: Service, fields: dict[str, str]) -> None:
     check_problem(upload(service, [("a.txt", b"The tower.")], **fields), 422)
+
+
+def test_files_of_the_same_name_from_two_sources_are_two_documents(service: Service) -> None:
+    def counts(*files: tuple[str, bytes], sources: list[str] | None = None) -> tuple[int, int]:
+        given = {} if sources is None else {"sources": json.dumps(sources)}
+        job = upload(service, list(files), collection="years", **given).json()
+        return job["counts"]["completed"], job["counts"]["unchanged"]
+
+    def listed() -> dict[str, str | None]:
+        found = service.client.get("/v1/documents", params={"collection": "years"}).json()["documents"]
+        return {each["id"]: each["source"] for each in found}
+
+    old, new = ("c/r.txt", b"The crane of 2025."), ("c/r.txt", b"The crane of 2026.")
+    both = {"c/r.txt": "/2025/c/r.txt", "2026/c/r.txt": "/2026/c/r.txt"}
+    assert counts(old, sources=["/2025/c/r.txt"]) == (1, 0)
+    assert counts(new, sources=["/2026/c/r.txt"]) == (1, 0)
+    assert listed() == both
+    assert counts(old, ("r.txt", b"The crane."), sources=["/2025/c/r.txt", "/2026/c/r.txt"]) == (1, 1)
+    assert listed() == both, "a source keeps its id, whatever name the file has"
+    assert counts(new) == (1, 0)
+    assert listed() == both, "a file without a source has the id that it names"
 
 
 def test_too_many_documents_are_refused_as_a_whole(service: Service) -> None:
