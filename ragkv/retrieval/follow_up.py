@@ -52,7 +52,7 @@ _EXPLETIVE = re.compile(
     r"\b(?:is|was|does|did) it (?:true|possible|take|rain|snow|mean|matter|necessary|allowed)\b", re.IGNORECASE
 )
 """Where `it` stands for nothing."""
-_EMAIL = re.compile(r"\be-mail\b", re.IGNORECASE)
+_EMAIL = re.compile(r"\be-?mail address\b|\be-mail\b", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 
 
@@ -91,7 +91,7 @@ def search_text(question: str, turns: Sequence[tuple[str, str]]) -> str:
 def resolved(question: str, turns: Sequence[tuple[str, str]]) -> str:
     """Return a question with a name in place of its pronoun, where the latest turn that stands alone has one.
 
-    `e-mail` becomes `email` then, as the default model reads it better (docs/lab-notes.md).
+    An e-mail address is `email` then, which the default model reads better (docs/lab-notes.md).
 
     Args:
         question: The question.

@@ -50,6 +50,7 @@ def test_the_profile_gets_coefficients_and_the_next_answer_a_confidence(
         for again in range(2)
         for n, name in enumerate(KEEPERS)
     ]
+    questions.append({"q": "hello", "a": ["hello"]})  # a rule answers, so it teaches nothing
     assert calibrate(data, questions, "--unanswerable", "other") == 0
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("questions          20", "calibration error", "AUROC", "precision 90%"))

@@ -51,7 +51,7 @@ def test_without_a_name_the_latest_question_that_stands_alone_is_searched_for_to
             "Who is the author of InkPDF?",
             "Orla Venn",
             "What is his e-mail address?",
-            "What is Orla Venn's email address?",
+            "What is Orla Venn's email?",
         ),
         (
             "Which ferry ran aground?",
