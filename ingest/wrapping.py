@@ -15,23 +15,12 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from ingest.paragraphs import FULL, KEY_LENGTH, VERSE, WIDE_FROM, indent_of, joined, quote_of
+
 LONGEST = 65536
 """Characters of lines that are held at once, unless they are code."""
-WIDE = 45
-"""Characters of the longest line from which on a paragraph is taken for text that was wrapped."""
-_NARROW = 25
-"""Characters of the longest line up to which lines that begin with a capital are names and the like."""
-VERSE = 60
-"""Most characters of a line of verse."""
-_FULL, _NEARLY = 0.98, 0.75
-_ENDS = ".!?:;…。！？"
-_PAUSES = _ENDS + ",—–"
-_CLOSERS = "\"'”’»)]*_"
-_OPENERS = "\"'“‘«(*_¿¡"
 _FENCE = re.compile(r" {0,3}(```|~~~|\$\$)")
 _ITEM = re.compile(r"\s{0,12}(?:[-*+•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)]|\[[ xX]\])\s+\S")
-_QUOTE = re.compile(r"(?:\s?>)++ ?")
-_KEY = re.compile(r"(?:[*_]{0,2})[A-ZÀ-Þ][^\W_][\w /&()-]{0,28}:(?:[*_]{0,2})(?:\s|$)")
 _APART = re.compile(r"\t|[^\s.!?:] {2,}\S|\S {3,}\S| \| |^\s{0,3}\||\|\s*$")
 """What columns of a table have between them."""
 _ALONE = re.compile(
@@ -47,12 +36,9 @@ _SENTENCE = re.compile(r"(?![ivx]{2,4}[.)])[\"“‘]?(?:[^\W\d_]{2,}+(?:[ ,.;!?
 _ITEM_BEGINS, _ALONE_BEGINS, _CODE_BEGINS = "-*+•‣▪◦–—[", "#=*_~-<[:.@$", "dcif#rw/}"
 _CODE_ENDS = "{};\\"
 _HYPHENATED = re.compile(r"[-‐‑–]\n")
-_KEY_LENGTH = 32
 _INDENTS = ("    ", "\t")
 SIGNATURE = ("--", "-- ")
 """Lines above the signature of a message."""
-_WIDE_FROM, _WIDE_TO = "\u2e80", "\uff60"
-"""First and last of the letters of Chinese and Japanese, which are two wide. Those of Korean lie between them."""
 
 
 def unwrapped(text: str, markdown: bool = False) -> str:
@@ -109,15 +95,15 @@ def _plain(block: str, markdown: bool) -> str | None:
         return None
     lines, has_keys = block.split("\n"), ":" in block
     for line in lines:
-        if _SENTENCE.match(line) is None or (has_keys and line.find(":", 0, _KEY_LENGTH) >= 0):
+        if _SENTENCE.match(line) is None or (has_keys and line.find(":", 0, KEY_LENGTH) >= 0):
             return None
     width = max(map(len, lines))
     if len(lines) == 1:
         return block
-    if width <= VERSE or not (block.isascii() or max(block) < _WIDE_FROM) or _HYPHENATED.search(block):
+    if width <= VERSE or not (block.isascii() or max(block) < WIDE_FROM) or _HYPHENATED.search(block):
         return None
     if not markdown:
-        least = _FULL * width - 1
+        least = FULL * width - 1
         for above, below in pairwise(lines):
             word = below.find(" ")
             if len(above) + (len(below) if word < 0 else word) <= least:
@@ -142,13 +128,13 @@ def _unwrapped(text: str, markdown: bool) -> str:
     out, paragraph, quoted = list[str](), list[str](), ">" in text
     for line, is_prose, is_item in _lines(text.split("\n"), markdown, _has_fences(text)):
         if paragraph and (not is_prose or is_item or _begins_anew(paragraph[-1], line, markdown, quoted)):
-            out += _joined(paragraph, markdown, quoted)
+            out += joined(paragraph, markdown, quoted)
             paragraph.clear()
         if is_prose:
             paragraph.append(line)
         else:
             out.append(line)
-    return "\n".join([*out, *_joined(paragraph, markdown, quoted)])
+    return "\n".join([*out, *joined(paragraph, markdown, quoted)])
 
 
 def _has_fences(text: str) -> bool:
@@ -204,135 +190,8 @@ def _begins_anew(before: str, line: str, markdown: bool, quoted: bool) -> bool:
 
     quoted: Whether lines may be quotations.
     """
-    if quoted and _quote(line) != _quote(before):
+    if quoted and quote_of(line) != quote_of(before):
         return True
     if markdown or not (quoted or line[:1].isspace()):
         return False
-    return _indent(line) > _indent(before) + 1 and not _ITEM.match(before)
-
-
-def _joined(lines: Sequence[str], markdown: bool, quoted: bool) -> list[str]:
-    """Return the lines of a paragraph, joined where they go on. quoted: Whether they may be a quotation."""
-    if len(lines) < 2:
-        return list(lines)
-    bare = [_bare(line) for line in lines] if quoted else [line.strip() for line in lines]
-    widths = list(map(_width, bare))
-    width = max(widths)
-    fills = [_fills(above, below, width) for above, below in zip(widths, bare[1:], strict=False)]
-    if _is_verse(bare, width, sum(fills)):
-        return list(lines)
-    goes_on = _markdown_goes_on(bare, width) if markdown else _text_goes_on(bare, widths, fills)
-    parts, out = [lines[0].rstrip() if not _is_broken(lines[0], markdown) else lines[0]], list[str]()
-    for at, goes in enumerate(goes_on, 1):
-        is_broken = _is_broken(lines[at], markdown)
-        if not goes or _is_broken(lines[at - 1], markdown):
-            out.append("".join(parts))
-            parts = [lines[at] if is_broken else lines[at].rstrip()]
-        else:
-            parts += [between(bare[at - 1], bare[at]), _unquoted(lines[at]) if is_broken else bare[at]]
-    return [*out, "".join(parts)]
-
-
-def _keeps_apart(above: str, below: str, width: int) -> bool:
-    """Whether a line is a field, `Name: value`, that does not belong to the sentence before it."""
-    if below.find(":", 0, _KEY_LENGTH + 2) < 0 or not _KEY.match(below):
-        return False
-    return len(above) < _NEARLY * width or _KEY.match(above) is not None
-
-
-def _markdown_goes_on(bare: Sequence[str], width: int) -> Iterator[bool]:
-    """Yield whether each line of a paragraph but the last goes on in the next one."""
-    is_text = width >= WIDE or _ends(bare[-1]) or any(map(_is_lower, bare))
-    return (is_text and not _keeps_apart(above, below, width) for above, below in pairwise(bare))
-
-
-def _text_goes_on(bare: Sequence[str], widths: Sequence[int], fills: Sequence[bool]) -> Iterator[bool]:
-    """Yield the same for a text without marks. fills: whether the first word of the next line had no room."""
-    width = max(widths)
-    is_wide = width >= WIDE
-    is_even = not is_wide and _ends(bare[-1]) and sum(fills) >= 0.8 * (len(bare) - 1)
-    is_long = width >= _NARROW and len(bare) > 2
-    for (above, below), above_width, is_full in zip(pairwise(bare), widths, fills, strict=False):
-        if _keeps_apart(above, below, width):
-            yield False
-        elif is_wide and is_full:
-            yield True
-        elif not (is_wide or is_even) or _ends(above):
-            yield False
-        else:
-            more = above_width >= _NEARLY * width if is_wide else is_long
-            yield more or below[:1].isdigit() or _is_lower(below)
-
-
-def _is_verse(bare: Sequence[str], width: int, filled: int) -> bool:
-    """Whether lines are verse: short ones that begin with a capital each, though there is room for more."""
-    if width > VERSE or len(bare) < 3 or not all(map(_begins_line, bare)):
-        return False
-    paused = sum(line.rstrip(_CLOSERS)[-1:] in _PAUSES for line in bare)
-    return (len(bare) > 3 or 2 * paused >= len(bare)) and (width <= WIDE or filled < 0.8 * (len(bare) - 1))
-
-
-def between(above: str, below: str) -> str:
-    """Return what stands between two lines of a text once they are one: a space, or nothing inside a word."""
-    last, first = above[-1:], below[:1]
-    if _is_wide(last) and _is_wide(first):
-        return ""
-    if last in "-‐‑" and above[-2:-1].isalnum() and first.isalnum():
-        return ""
-    return "" if last == "–" and above[-2:-1].isdigit() and first.isdigit() else " "
-
-
-def _fills(above: int, below: str, width: int) -> bool:
-    """Whether the first word of a line had no room in the line above, which is `above` wide."""
-    word = 1 if _is_wide(below[:1]) else below.find(" ")
-    return above + 1 + (_width(below) if word < 0 else word) > _FULL * width
-
-
-def _width(line: str) -> int:
-    """Return how many letters wide a line is. Chinese and Japanese ones are two wide."""
-    if line.isascii() or max(line) < _WIDE_FROM:
-        return len(line)
-    return len(line) + sum(map(_is_wide, line))
-
-
-def _is_wide(letter: str) -> bool:
-    return _WIDE_FROM <= letter <= "\u9fff" or "\uf900" <= letter <= _WIDE_TO
-
-
-def _is_broken(line: str, markdown: bool) -> bool:
-    """Whether the author says that a line ends here."""
-    return markdown and (line.endswith(("  ", "\\")) or line.rstrip().endswith(("<br>", "<br/>", "<br />")))
-
-
-def _bare(line: str) -> str:
-    return _unquoted(line).rstrip()
-
-
-def _unquoted(line: str) -> str:
-    """Return a line without the marks of a quotation and white space before it."""
-    quote = _quote(line)
-    return line[len(quote) :].lstrip()
-
-
-def _quote(line: str) -> str:
-    match = _QUOTE.match(line) if ">" in line[:8] else None
-    return match[0] if match else ""
-
-
-def _indent(line: str) -> int:
-    bare = line[len(_quote(line)) :]
-    return len(bare) - len(bare.lstrip())
-
-
-def _begins_line(line: str) -> bool:
-    """Whether a line begins as a sentence or a verse does."""
-    return line.lstrip(_OPENERS)[:1].isupper()
-
-
-def _is_lower(line: str) -> bool:
-    return line.lstrip(_OPENERS)[:1].islower()
-
-
-def _ends(line: str) -> bool:
-    """Whether a line ends as a sentence does."""
-    return line.rstrip(_CLOSERS)[-1:] in _ENDS
+    return indent_of(line) > indent_of(before) + 1 and not _ITEM.match(before)

@@ -19,18 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
 from ingest.formats.numbering import span_of, written
+from ingest.formats.office_formulas import OfficeFormulas
 from ingest.formats.package import Package, PartHandler, open_package
 from ingest.formats.scripts import END, NOTE, SUB, SUP
 from ingest.formats.symbols import EMPTY, TICKED, sign, signs
 from ingest.formats.word_styles import PLAIN, Numbering, Style, Styles, is_on
 from ragkv.errors import InvalidDocument
-
-if TYPE_CHECKING:
-    from ingest.formats.formulas import Formula
 
 _UNSEEN = {"Fallback", "moveFrom", "del", "rt", "pPrChange", "rPrChange", "tblPrChange", "trPrChange", "tcPrChange"}
 """Elements that are skipped: a second copy of a drawing for older programs, text that was taken out or moved away, how
@@ -69,12 +66,6 @@ def _parse(package: Package, limit: int) -> Parsed:
     return Parsed(title, without_controls(body.blocks.joined()), {"format": "docx"})
 
 
-def _formula() -> Formula:
-    from ingest.formats.formulas import Formula  # most documents have none
-
-    return Formula()
-
-
 class _Body(PartHandler):
     """Writes the text of the document and of its notes into blocks."""
 
@@ -83,10 +74,9 @@ class _Body(PartHandler):
         self.root = ""
         self._styles, self._numbers = styles, numbers
         self._paragraph = self._run = PLAIN
-        self._unseen = self._formulas = 0
+        self._unseen, self._formulas = 0, OfficeFormulas()
         self._text = self._raised = False
         self._box: bool | None = None
-        self._formula: Formula | None = None
         self._notes: dict[tuple[str, str], str] = {}
         self._note = ""
 
@@ -94,8 +84,9 @@ class _Body(PartHandler):
         self.root = self.root or tag
         if self._unseen or tag in _UNSEEN:
             self._unseen += 1
-        elif self._formulas or tag == "oMath":
-            self._start_formula(tag, attributes)
+        elif self._formulas.has(tag):
+            self._text = tag == "t"
+            self._formulas.start(tag, attributes)
         elif tag in _TABLE:
             self._start_table(tag, attributes)
         elif tag in _PROPERTIES:
@@ -109,8 +100,9 @@ class _Body(PartHandler):
             return
         if tag == "t":
             self._text = False
-        if self._formulas:
-            self._end_formula(tag)
+        if self._formulas.present is not None:
+            if (formula := self._formulas.end(tag)) and not self._run.is_hidden:
+                self.blocks.write_formula(formula.whole())
             return
         match tag:
             case "r":
@@ -132,8 +124,8 @@ class _Body(PartHandler):
     def text(self, text: str) -> None:
         if not self._text or self._unseen:
             return
-        if self._formula is not None:
-            self._formula.text(text)
+        if self._formulas.present is not None:
+            self._formulas.present.text(text)
         elif not self._run.is_hidden:
             self._write(signs(text, self._run.font or ""))
 
@@ -192,27 +184,6 @@ class _Body(PartHandler):
                 self.blocks.widen_cell(like="above")
             case "hMerge" if value != "restart":
                 self.blocks.widen_cell(like="left")
-
-    def _start_formula(self, tag: str, attributes: Mapping[str, str]) -> None:
-        if tag == "oMath":
-            self._formulas += 1
-            if self._formulas == 1:
-                self._formula = _formula()
-                return
-        self._text = tag == "t"
-        if self._formula is not None:
-            self._formula.start_office(tag, attributes)
-
-    def _end_formula(self, tag: str) -> None:
-        self._formulas -= tag == "oMath"
-        if self._formula is None:
-            return
-        if self._formulas:
-            self._formula.end()
-            return
-        if not self._run.is_hidden:
-            self.blocks.write_formula(self._formula.whole())
-        self._formula = None
 
     def _write(self, text: str) -> None:
         """Write the text of the run, with a mark before its first one where it is raised or lowered."""

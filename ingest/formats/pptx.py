@@ -11,17 +11,14 @@ pictures are left out, and so is text that is struck out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ingest.formats.base import LINE, Parsed, TextBlocks, TextRoom, one_line, without_controls
 from ingest.formats.numbering import whole, written
+from ingest.formats.office_formulas import OfficeFormulas
 from ingest.formats.package import LINK, Package, PartHandler, open_package
 from ingest.formats.scripts import END, SUB, SUP
 from ingest.formats.symbols import is_symbols, signs
 from ragkv.errors import InvalidDocument
-
-if TYPE_CHECKING:
-    from ingest.formats.formulas import Formula
 
 _TITLES = {"title", "ctrTitle"}
 _AROUND = {"sldNum", "dt", "ftr", "hdr", "sldImg"}
@@ -80,12 +77,6 @@ def _notes(package: Package, slide: str, room: TextRoom, limit: int) -> str:
     return f"Notes: {text}" if text else ""
 
 
-def _formula() -> Formula:
-    from ingest.formats.formulas import Formula  # most documents have none
-
-    return Formula()
-
-
 class _Presentation(PartHandler):
     """Collects the relationships of the slides, in order."""
 
@@ -106,15 +97,15 @@ class _Slide(PartHandler):
         self._room = room
         self._kind, self._unseen, self._text = "", 0, False
         self._mark, self._struck, self._font = "", False, ""
-        self._formulas = 0
-        self._formula: Formula | None = None
+        self._formulas = OfficeFormulas()
         self._level, self._numbers = 0, dict[int, tuple[str, int]]()
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if self._unseen or tag == "Fallback":  # a second copy of a shape for older programs
             self._unseen += 1
-        elif self._formulas or tag == "oMath":
-            self._start_formula(tag, attributes)
+        elif self._formulas.has(tag):
+            self._text = tag == "t"
+            self._formulas.start(tag, attributes)
         elif tag in _TABLE:
             self._start_table(tag, attributes)
         elif tag in _PROPERTIES:
@@ -171,16 +162,6 @@ class _Slide(PartHandler):
                 if attributes.get(name) in ("1", "true"):
                     self.blocks.widen_cell(like=like)
 
-    def _start_formula(self, tag: str, attributes: Mapping[str, str]) -> None:
-        if tag == "oMath":
-            self._formulas += 1
-            if self._formulas == 1:
-                self._formula = _formula()
-                return
-        self._text = tag == "t"
-        if self._formula is not None:
-            self._formula.start_office(tag, attributes)
-
     def _number(self, kind: str, start: int) -> str:
         """Return the mark of the next numbered paragraph of this level, such as `2. ` or `b) `."""
         known, number = self._numbers.get(self._level, ("", 0))
@@ -196,13 +177,9 @@ class _Slide(PartHandler):
             return
         if tag == "t":
             self._text = False
-        if self._formula is not None:
-            self._formulas -= tag == "oMath"
-            if self._formulas:
-                self._formula.end()
-            else:
-                self.blocks.write_formula(self._room.take(self._formula.whole()))
-                self._formula = None
+        if self._formulas.present is not None:
+            if formula := self._formulas.end(tag):
+                self.blocks.write_formula(self._room.take(formula.whole()))
             return
         match tag:
             case "tr":
@@ -217,8 +194,8 @@ class _Slide(PartHandler):
     def text(self, text: str) -> None:
         if not self._text or self._unseen or self._kind in _AROUND:
             return
-        if self._formula is not None:
-            self._formula.text(text)
+        if self._formulas.present is not None:
+            self._formulas.present.text(text)
         elif not self._struck:
             shown = signs(self._room.take(text), self._font)
             self.blocks.write(f"{self._mark}{shown}{END}" if self._mark else shown)

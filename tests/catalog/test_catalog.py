@@ -405,6 +405,24 @@ def test_full_text_finds_word_forms_in_texts_and_titles(catalog: Catalog) -> Non
     assert catalog.match("default", "submarine", 5) == []
 
 
+def test_the_file_of_a_document_is_known_until_it_is_removed(catalog: Catalog) -> None:
+    for name in ("a", "b"):
+        put(catalog, name, ["text"])
+    assert catalog.document_from("default", "/notes/a.md") is None
+    catalog.note_source(Document("a", "", "", source="/notes/a.md"))
+    catalog.note_source(Document("b", "", "", source=f"/{'x' * 2000}"))  # longer than what an index holds
+    catalog.note_source(Document("none", "", "", source="/notes/none.md"))
+    assert {info.id: info.source for info in catalog.documents()} == {"a": "/notes/a.md", "b": ""}
+    assert catalog.document_from("default", "/notes/a.md") == "a"
+    assert catalog.document_from("other", "/notes/a.md") is None
+    put(catalog, "a", ["changed"])  # over HTTP, say
+    assert catalog.document_from("default", "/notes/a.md") == "a"
+    catalog.note_source(Document("a", "", "", source="/moved/a.md"))
+    assert [catalog.document_from("default", f"/{where}") for where in ("notes/a.md", "moved/a.md")] == [None, "a"]
+    catalog.remove("default", "a")
+    assert catalog.document_from("default", "/moved/a.md") is None
+
+
 HIDDEN = (
     "The ware\xadhouse keeper is Ma\u200bthil\u200bde. The \ufb01re exit cost 48\u202f000 ｃｒｏｗｎｓ. Cafe\u0301."
 )

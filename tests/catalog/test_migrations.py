@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import create_engine
 
 from ingest.jobs import Jobs
-from ragkv.catalog import Catalog, migrations, tables
+from ragkv.catalog import Catalog, DocumentOrder, migrations, tables
 from ragkv.errors import ConfigError, MissingPackage
+from tests.catalog.test_catalog import put
 from tests.ingest.reader import FileEngine, run_next
 
 RELEASE = Path(__file__).with_name("release_1_0.sql")
@@ -113,6 +114,28 @@ def test_ids_that_were_composed_in_two_ways_become_one_unless_both_are_there(old
     catalog = Catalog.open(old)
     assert {info.id for info in catalog.documents("other")} == {"\xfc"}
     assert {info.id for info in catalog.documents("default")} == {"cafe\u0301", "caf\xe9"}, "none is lost"
+    catalog.close()
+
+
+@pytest.mark.scale
+def test_ids_in_a_database_are_composed_and_found_by_their_words(catalog_address: Path | str) -> None:
+    if isinstance(catalog_address, Path):
+        return
+    catalog = Catalog.open(catalog_address)
+    put(catalog, "cafe", ["text"])
+    catalog.close()
+    engine = create_engine(catalog_address)
+    with engine.begin() as connection:
+        for statement in (
+            "UPDATE documents SET id = 'cafe\u0301'",
+            "UPDATE document_attributes SET folded = 'cafe\u0301'",
+            "DROP TABLE sources",
+            "UPDATE alembic_version SET version_num = 'segments'",
+        ):
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+    catalog = Catalog.open(catalog_address)
+    assert [info.id for info in catalog.documents("default", DocumentOrder(words="caf\xe9"))] == ["caf\xe9"]
     catalog.close()
 
 

@@ -367,6 +367,12 @@ def test_what_cannot_be_asked_is_refused_with_what_to_do(library, question, opti
     assert "\n" not in str(refusal.value)
 
 
+def test_what_nobody_sees_of_a_question_is_not_read_by_the_model(library):
+    seen, hidden = "Who founded Calloway Yard?", "Who foun\xadded Callo\u200bway \u2066Yard\u2069?"
+    assert library.prefill(hidden).question_tokens == library.prefill(seen).question_tokens
+    assert library.answer(hidden).answer == library.answer(seen).answer
+
+
 def test_attention_asks_for_calibration_where_there_is_none(library, model):
     kept, model.profile = model.profile, replace(model.profile, retrieval_heads=())
     try:

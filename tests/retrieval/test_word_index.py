@@ -164,17 +164,18 @@ def test_processes_that_share_a_folder_share_the_file(catalog: Catalog, path: Pa
         index.close()
 
 
-@pytest.mark.parametrize("damage", ["garbage", "empty", "truncated", "table", "words", "format", "flipped"])
+@pytest.mark.parametrize("damage", ["garbage", "empty", "truncated", "table", "words", "format", "release", "flipped"])
 def test_a_damaged_index_is_built_again(catalog: Catalog, path: Path, damage: str) -> None:
     put(catalog, "a", "red boat", *(f"word{n}" * 40 for n in range(200)))
     index = open_words(catalog, path)
     index.refresh("default")
     index.close()
-    if damage in {"table", "words", "format"}:
+    if damage in {"table", "words", "format", "release"}:
         sql = {
             "table": "DROP TABLE collections",
             "words": "DELETE FROM chunk_words_data WHERE id > 10",
             "format": "UPDATE facts SET value = '0'",
+            "release": "DROP VIEW searched_chunks",  # which an earlier release does not have
         }[damage]
         connection = sqlite3.connect(path)
         connection.execute(sql)

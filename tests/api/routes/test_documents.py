@@ -35,6 +35,24 @@ def delete(service: Service, document_id: str, collection: str) -> httpx.Respons
     return service.client.delete(at(document_id), params={"collection": collection})
 
 
+def test_an_id_that_looks_the_same_names_the_same_document(service: Service) -> None:
+    put(service, "Cafe\u0301 no\xadtes", SAYS, "forms", wait=True)
+    for form in ("Caf\xe9 notes", "Cafe\u0301 notes", "Ca\u200bf\xe9 notes"):
+        assert get(service, form, "forms").json()["id"] == "Caf\xe9 notes"
+    body = {"query": "lamp", "collection": "forms", "documents": ["Cafe\u0301 notes"]}
+    assert len(service.client.post("/v1/search", json=body).json()["passages"]) == 1
+    assert delete(service, "Cafe\u0301 notes", "forms").status_code == 204
+
+
+def test_what_nobody_sees_is_not_in_a_text_that_is_sent(service: Service) -> None:
+    says = {"text": "The keeper is Ma\u200bthil\xadde. The \ufb01re exit.", "title": "Ru\xadles"}
+    put(service, "hidden", says, "forms", wait=True)
+    found = get(service, "hidden", "forms", text=True).json()
+    assert (found["title"], found["text"]) == ("Rules", "The keeper is Mathilde. The \ufb01re exit.")
+    assert put(service, "hidden", says, "forms").status_code == 200, "it is there already"
+    assert delete(service, "hidden", "forms").status_code == 204
+
+
 def clean(service: Service) -> bool:
     """Wait until the keys of the chunks and of the store agree; return whether they do."""
     until = time.monotonic() + 20

@@ -35,6 +35,16 @@ def test_a_large_file_is_a_share_of_its_own(tmp_path: Path) -> None:
     ]
 
 
+def test_files_of_the_same_name_in_two_folders_are_told_apart_and_linked_folders_refused(tmp_path: Path) -> None:
+    for year in ("2025", "2026"):
+        (tmp_path / year / "notes").mkdir(parents=True)
+        (tmp_path / year / "notes" / "a.txt").write_text("A line.")
+    (tmp_path / "2026" / "notes" / "link").symlink_to(tmp_path)
+    found = listed(tmp_path / "2025" / "notes", tmp_path / "2026" / "notes")
+    assert sorted(found.names) == ["2026/notes/a.txt", "notes/a.txt"]
+    assert ["linked folder" in str(each.error) for each in found.refused] == [True]
+
+
 def test_a_file_that_is_named_twice_is_refused_the_second_time(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("A line.")

@@ -10,6 +10,8 @@ import unicodedata
 import sqlalchemy as sa
 from alembic import op
 
+from ragkv.normalisation import folded
+
 revision, down_revision = "sources", "segments"
 
 ROW = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -33,9 +35,9 @@ def upgrade() -> None:
         new = unicodedata.normalize("NFC", id)
         if new != id and not _is_taken(connection, collection, new):
             connection.execute(sa.update(DOCUMENTS).where(DOCUMENTS.c.row == row).values(id=new))
-            if connection.dialect.name == "postgresql":
-                folded = unicodedata.normalize("NFC", f"{new}\n{title}").casefold()
-                connection.execute(sa.update(FOLDED).where(FOLDED.c.document == row).values(folded=folded))
+        if connection.dialect.name == "postgresql" and not f"{id}{title}".isascii():
+            named = folded(f"{new}\n{title}").casefold()
+            connection.execute(sa.update(FOLDED).where(FOLDED.c.document == row).values(folded=named))
     for job, position, id in connection.execute(sa.select(QUEUED)).all():
         if (new := unicodedata.normalize("NFC", id)) != id:
             mine = (QUEUED.c.job == job, QUEUED.c.position == position)
