@@ -201,6 +201,7 @@ class ChunkEncoder:
                 yield encoding.layer_pass
             if encoding.kv is None:
                 encoding.kv = source.accept(self._prefiller.captured(lost.chunk.tokens, encoding.layer_pass))
+                self._encodings.pop(key, None)  # whoever comes later finds it in the store, or stores it at last
             else:
                 source.accept(encoding.kv, stored=True)
         finally:

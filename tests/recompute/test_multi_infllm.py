@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ragkv.engine.passes import run_alone
 from ragkv.engine.stitch import Stitch
 from ragkv.model.layer_pass import Capture, append
 from ragkv.recompute.base import ChunkSpan
@@ -43,7 +44,7 @@ def test_every_layer_keeps_the_blocks_its_own_queries_score_highest():
     stitch = Stitch(r.model, [s.piece for s in found], len(PREFIX), 128)
     stitch.cache.extend(r.prefix)
     stitch.reserve([s.piece for s in found], kept)
-    r.runner.load_blocks(stitch, found, kept)
+    run_alone(r.model, r.runner.load_blocks(stitch, found, kept))
     capture = Capture()
     r.model.forward([append(stitch.cache, QUESTION, stitch.end, capture=capture)])
     for layer in range(4):
@@ -64,7 +65,7 @@ def test_its_logits_equal_those_of_the_question_over_the_selected_blocks():
     stitch = Stitch(r.model, [s.piece for s in sources(r)], len(PREFIX), 128)
     stitch.cache.extend(r.prefix)
     stitch.reserve([s.piece for s in sources(r)], context.plan.kept)
-    r.runner.load_blocks(stitch, sources(r), context.plan.kept)
+    run_alone(r.model, r.runner.load_blocks(stitch, sources(r), context.plan.kept))
     logits = r.model.forward([append(stitch.cache, QUESTION, stitch.end)])[0][-1]
     torch.testing.assert_close(context.logits, logits, **EXACT)
 
