@@ -87,5 +87,5 @@ def test_a_segment_is_nearest_to_what_stands_in_it(embedder: Embedder) -> None:
         rows @ embedder.encode_queries([question])[0]
         for question in ("When was the harbour built?", "What does the crane lift?")
     )
-    assert harbour[0] > harbour[5:].max()
-    assert crane[-5:].min() > crane[0]
+    assert harbour[0] > harbour[5:].max() + 0.1
+    assert crane[-5:].min() > crane[0] + 0.1, "no mean of the whole passage"
