@@ -94,11 +94,8 @@ class DocumentIds:
             source: See `ingest.folders.source_of`.
         """
         known = self._stored.document_from(self._collection, source) if self._stored else None
-        found = name
-        for found in (*([known] if known else []), name, *longer_names(name, source)):
-            if self._is_free(found, source):
-                break
-        return found
+        ids = (*([known] if known else []), name, *longer_names(name, source))
+        return next((id for id in ids if self._is_free(id, source)), ids[-1])
 
     def _placed(self, document: Document) -> Document:
         if not document.source:

@@ -209,22 +209,11 @@ class EngineThread:
             Stopping: The service is shutting down.
         """
         if rule_of(question, self.profile.extractive):
-            return self.submit(partial(self._answer_by_rule, question, options, tenant, channel), tenant=tenant)
+            return self.submit(partial(_answer_by_rule, question, options, channel), tenant=tenant)
         future: Future[Answer] = Future()
         read = AnswerOrigin() if origin is None else origin
         self._enqueue(QueuedQuestion(question, options, future, tenant, deadline, channel, origin=read))
         return future
-
-    def _answer_by_rule(
-        self, question: str, options: AskOptions, tenant: str, channel: AnswerChannel | None, engine: Engine
-    ) -> Answer:
-        """Answer a question about the service itself. The history does not record it: it was read from no chunk."""
-        answer = engine.answer_by_rule(question, options)
-        assert answer is not None, "the rules that queue a question are those that answer it"
-        self.metrics.answered(answer.report, 0.0, tenant)
-        if channel is not None:
-            channel.ruled()
-        return answer
 
     def _enqueue(self, request: QueuedTask | QueuedQuestion) -> None:
         with self._changed:
@@ -526,3 +515,15 @@ class EngineThread:
                 lambda: self._queue or self._documents_queued or self._closing or self.catalog_service.has_unreferenced,
                 IDLE_SECONDS,
             )
+
+
+def _answer_by_rule(question: str, options: AskOptions, channel: AnswerChannel | None, engine: Engine) -> Answer:
+    """Answer a question about the service itself.
+
+    History and metrics do not have it: it was read from no chunk, and first tokens would look quicker than they are.
+    """
+    answer = engine.answer_by_rule(question, options)
+    assert answer is not None, "the rules that queue a question are those that answer it"
+    if channel is not None:
+        channel.ruled()
+    return answer

@@ -206,22 +206,22 @@ class PrefillLoop:
 
     def _fail_or_begin_again(self, group: list[_Prefilling], error: Exception) -> None:
         """End the questions whose forward failed. If it was of several, the fault is of one: they begin again."""
-        shared = len({id(each.next) for each in group}) > 1
-        failed = [each for each in group if each.alone or not shared]
-        for each in failed:
-            each.passes.close()
-            self._started.remove(each)
-            self._failed(each.question, error)
-        self._begin_again([each for each in group if each not in failed])
+        shared = len({id(asked.next) for asked in group}) > 1
+        failed = [asked for asked in group if asked.alone or not shared]
+        for asked in failed:
+            asked.passes.close()
+            self._started.remove(asked)
+            self._failed(asked.question, error)
+        self._begin_again([asked for asked in group if asked not in failed])
 
     def _begin_again(self, group: list[_Prefilling]) -> None:
         """Prefill the questions of a forward that failed once more, each alone.
 
         What a pass that broke off wrote is dropped with its cache.
         """
-        for each in group:
-            each.passes.close()
-        for each in group:
-            each.alone, each.next = True, None
-            each.passes = self._engine.prefill_passes(each.question.question, each.question.options)
-            self._resume(each, None)
+        for asked in group:
+            asked.passes.close()
+        for asked in group:
+            asked.alone, asked.next = True, None
+            asked.passes = self._engine.prefill_passes(asked.question.question, asked.question.options)
+            self._resume(asked, None)
