@@ -85,8 +85,8 @@ def waiting_passages(documents: Iterable[OpenDocument[T]]) -> int:
 def embed_together(embedder: IngestEmbedder, documents: Iterable[OpenDocument[T]]) -> None:
     """Embed the waiting passages of documents. A fault is not raised: each document meets it by itself, or not."""
     waiting = [(each, each.passages) for each in documents if each.passages is not None]
-    for each, _ in waiting:
-        each.joined = True
+    for document, _ in waiting:
+        document.joined = True
     if len(waiting) < 2:
         return
     try:
@@ -115,13 +115,13 @@ def encode_together(engine: IngestEngine, documents: Sequence[OpenDocument[T]]) 
         The documents whose groups were in the pass, at least the first that waits.
     """
     taken, tokens = list[OpenDocument[T]](), 0
-    for each in documents:
-        if each.group is not None and (not taken or tokens + each.group.tokens <= engine.group_tokens):
-            taken.append(each)
-            tokens += each.group.tokens
+    for document in documents:
+        if document.group is not None and (not taken or tokens + document.group.tokens <= engine.group_tokens):
+            taken.append(document)
+            tokens += document.group.tokens
     groups = [each.group for each in taken if each.group is not None]
-    for each in taken:
-        each.joined = True
+    for document in taken:
+        document.joined = True
     if len(groups) > 1:
         try:
             engine.encode_and_store_all([chunk for group in groups for chunk in group.chunks])

@@ -51,8 +51,8 @@ class FairShares(Generic[Sharer]):
 
     def first(self, sharers: Collection[Sharer]) -> Sharer:
         """Return the sharer that has had the least; of two, the one that stands first."""
-        for each in sharers:
-            self._used.setdefault(each, self._clock)
+        for sharer in sharers:
+            self._used.setdefault(sharer, self._clock)
         return min(sharers, key=self._used.__getitem__)
 
     def ahead(self, sharer: Sharer, other: Sharer) -> float:
@@ -102,8 +102,8 @@ class IngestTurns:
                         yield step
                 return self._started
         finally:
-            for each in itertools.chain(*self._open.values()):
-                each.steps.close()
+            for open_job in itertools.chain(*self._open.values()):
+                open_job.steps.close()
             self._open.clear()
 
     def _next(self, engine: IngestEngine) -> int | None:
@@ -139,11 +139,11 @@ class IngestTurns:
         if self._alone is not None:
             return {} if opened else {self._alone: suspects[self._alone]}
         found = {}
-        for job, each in waiting.items():
-            beside = self._open_of(owner_of(each.collection))
+        for job, turn in waiting.items():
+            beside = self._open_of(owner_of(turn.collection))
             small = all(one.is_held for one in beside) and self._has_room(beside, group_tokens)
             if (job not in opened and len(beside) < MOST_OPEN) or (small and len(beside) < MOST_SMALL):
-                found[job] = each
+                found[job] = turn
         return found
 
     def _has_room(self, documents: Sequence[OpenDocument[str | None]], group_tokens: int) -> bool:

@@ -272,7 +272,7 @@ FORWARD = {
     "ragkv.engine.pass_runner": "S, once",
     "ragkv.engine.prefill": "a group of chunks at ingest",
     "ragkv.engine.self_test": "before anything is served",
-    "api.runtime.prefill_loop": "what could join no step",
+    "ragkv.engine.loop": "what could join no step",
 }
 """Who may run passes, besides benches and training."""
 

@@ -57,7 +57,7 @@ def ragkv(folder: Path, *arguments: object, code: str = "") -> subprocess.Comple
         "RAGKV_GATE": "false",
     }
     program = ["-c", code] if code else []
-    return run_forked([*program, *map(str, arguments)], folder, given, timeout=115)
+    return run_forked([*program, *map(str, arguments)], folder, given, timeout=280)
 
 
 @pytest.fixture(scope="module")

@@ -395,7 +395,7 @@ def may_mount() -> bool:
     return unshare is not None and subprocess.run(given, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(not may_mount(), reason="this user may not make a namespace of mounts")
 def test_the_service_works_where_nothing_but_its_data_folder_can_be_written(tmp_path: Path) -> None:
     data = tmp_path / "data"

@@ -15,7 +15,7 @@ from tests.redis_server import redis_server
 from tests.trap import set_trap
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_key_that_was_made_opens_the_service_and_is_in_no_output(tmp_path):
     made = ragkv("key", "acme", cwd=tmp_path)
     key, pair = (re.search(rf"^{name} +(\S+)$", made.stdout, re.M)[1] for name in ("key", "setting"))
@@ -39,7 +39,7 @@ def test_a_key_that_was_made_opens_the_service_and_is_in_no_output(tmp_path):
     assert ragkv("key", "a:b", cwd=tmp_path).returncode == 1
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_bad_files_are_refused_one_by_one_and_the_good_ones_go_in(tmp_path):
     bad = {
         "empty.txt": b"",
@@ -63,7 +63,7 @@ def test_bad_files_are_refused_one_by_one_and_the_good_ones_go_in(tmp_path):
     assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["good.txt"]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_questions_that_cannot_be_asked_cost_nothing_but_an_exit_code(tmp_path):
     (tmp_path / "good.txt").write_text("The harbour of Tarn was built in 1889 by Ada Brook.")
     assert ragkv("ingest", "good.txt", cwd=tmp_path).returncode == 0
@@ -80,7 +80,7 @@ def test_questions_that_cannot_be_asked_cost_nothing_but_an_exit_code(tmp_path):
     assert json.loads(done.stdout)["answer"] == "Ada Brook"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_redis_that_is_down_at_start_loses_nothing(tmp_path):
     with redis_server() as server:
         url, port = server.url, server.port

@@ -24,7 +24,7 @@ from tests.api.conftest import BRIDGE, HARBOUR, serving, settings
 ROOT = Path(__file__).resolve().parent.parent
 MOST_FUNCTIONS, MOST_HANDS = 40, 5
 WORK = {
-    "api.runtime.request_queue:RequestQueue.enqueue",
+    "ragkv.engine.scheduler:TenantQueue.enqueue",
     "ragkv.retrieval.retriever:Retriever.search",
     "ragkv.engine.chunk_source:StoredChunk.load",
     "ragkv.recompute.scout:Scout.plan",

@@ -64,7 +64,7 @@ def serving(command: str, folder: Path, port: int) -> Iterator[None]:
             process.kill()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_the_newcomers_commands_run_as_they_stand(
     root: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from tests.libraries import ANSWER, QUESTION
 from tests.program import LIGHT, served
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_killed_service_starts_again_with_the_same_answer_and_all_hits(tmp_path):
     question = {"question": QUESTION}
     with served(tmp_path) as (_, client):
@@ -50,7 +50,7 @@ def job_of(client: httpx.Client, job_id: str, until: Callable[[dict[str, Any]], 
     raise TimeoutError(job)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_service_stopped_while_it_reads_ends_in_time_and_reads_on_at_its_next_start(tmp_path):
     text = "\n\n".join(f"In chapter {n} the keeper counted {n} ships before the fog came down." for n in range(200))
     (tmp_path / "data" / "qualified").mkdir(parents=True)  # without a record: the first start tests the model
@@ -97,7 +97,7 @@ def talkative(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_service_stopped_while_it_streams_ends_every_stream_in_words(tmp_path):
     settings = {"RAGKV_MODEL": str(talkative(tmp_path / "talkative")), "RAGKV_MAX_TOKENS": "4000"}
     short, long, started = [], [], [threading.Event(), threading.Event()]
@@ -135,7 +135,7 @@ sys.exit(run(["serve", "--port", "0"]))
 """
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_every_stream_ends_in_words_however_often_a_signal_comes(tmp_path, number):
     """Answers and jobs are followed; the signal comes again and again until the process has ended."""
@@ -200,7 +200,7 @@ sys.exit(run(["serve", "--port", "0"]))
 """
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_service_whose_engine_does_not_let_go_ends_in_time_all_the_same(tmp_path):
     with served(tmp_path, ["-c", STUCK]) as (process, client):
         assert client.get("/healthz").status_code == 200

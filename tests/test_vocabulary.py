@@ -95,6 +95,19 @@ def test_old_words_name_no_class_function_parameter_or_field() -> None:
     assert not found, "\n".join(found)
 
 
+def test_the_variable_of_a_loop_is_a_noun() -> None:
+    """`each` and `found` say what nothing is. In a comprehension of one line they may stand."""
+    loops = [
+        f"{path}:{node.lineno} {ast.unparse(node.target)}"
+        for path, tree in sources()
+        if not path.startswith(("tests/", "tools/"))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.AsyncFor)
+        and {"each", "found"} & {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+    ]
+    assert not loops, "\n".join(loops)
+
+
 def test_old_words_name_no_module() -> None:
     found = [path for path, _ in sources() if Path(path).stem.removeprefix("test_") in MODULES]
     assert not found, "\n".join(found)

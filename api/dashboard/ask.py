@@ -140,10 +140,10 @@ class AskPanel:
         name = self._tenant.outside(chosen.collection)
         if name in self._collection.options:
             self._collection.value = name
-        for each in shown:
+        for recorded in shown:
             with self._thread:
-                card = AnswerCard(self._engine_thread, each.answer.question, self._open_document)
-            await card.show_recorded(each)
+                card = AnswerCard(self._engine_thread, recorded.answer.question, self._open_document)
+            await card.show_recorded(recorded)
 
     async def _show_examples(self, count: int) -> None:
         """Fill the empty thread with examples for the chosen collection."""
@@ -254,9 +254,9 @@ class AskPanel:
     def _start_anew(self) -> None:
         """Empty the thread."""
         self._cancel()
-        for each in list(self._thread.default_slot.children):
-            if each is not self._start:
-                self._thread.remove(each)
+        for element in list(self._thread.default_slot.children):
+            if element is not self._start:
+                self._thread.remove(element)
         self._conversation, self._held = _new_name(), None
         self._delete.set_visibility(False)
         self._history.show(shown="")

@@ -99,14 +99,14 @@ class DocumentViewer:
     def _show_questions(self, used: list[RecordedAnswer]) -> None:
         if not used:
             ui.label("None of the latest answers was read from this document.").classes("note")
-        for each in used:
+        for recorded in used:
             with ui.element("div").classes("used"):
                 button = ui.element("button").classes("link").props("type=button")
-                button.on("click", partial(self._open_question, each.id), args=[])
+                button.on("click", partial(self._open_question, recorded.id), args=[])
                 with button:
-                    ui.label(each.answer.question)
-                ui.label(each.answer.answer)
-                Moment(each.when).classes("note")
+                    ui.label(recorded.answer.question)
+                ui.label(recorded.answer.answer)
+                Moment(recorded.when).classes("note")
 
     async def _open_question(self, id: str) -> None:
         self._dialog.close()

@@ -150,8 +150,8 @@ class SocketsMiddleware:
 
     def close(self) -> None:
         """Close all WebSockets."""
-        for each in self._open:
-            each.cancel()
+        for socket in self._open:
+            socket.cancel()
 
 
 def build_application(settings: Settings, gpus: int, cpus: float) -> serve.Application:

@@ -179,8 +179,8 @@ def signals() -> Iterator[queue.SimpleQueue[int]]:
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def end_now(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):  # the end is not interrupted by a second one
-            signal.signal(each, signal.SIG_IGN)
+        for ending in (signal.SIGTERM, signal.SIGINT):  # the end is not interrupted by a second one
+            signal.signal(ending, signal.SIG_IGN)
         raise Ended
 
     handlers: dict[int, Callable[[int, FrameType | None], None]] = {

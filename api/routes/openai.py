@@ -108,9 +108,9 @@ async def models(request: Request, engine_thread: EngineThreadDep) -> Response:
 )
 async def model(model_id: str, request: Request, engine_thread: EngineThreadDep) -> Response:
     """Show one model."""
-    for each in _models(request, engine_thread):
-        if each["id"] == model_id:
-            return JSONResponse(each)
+    for entry in _models(request, engine_thread):
+        if entry["id"] == model_id:
+            return JSONResponse(entry)
     raise NotFound("there is no such model; see /v1/models")
 
 

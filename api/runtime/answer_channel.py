@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.passages import Citation
 
 PREFILL_STEPS = ("retrieve", "open", "plan", "load", "repair", "prefill")
@@ -47,7 +47,7 @@ class AnswerChannel:
         self._loop = asyncio.get_running_loop()
         self._notified = False
 
-    def prefilled(self, request: RequestState) -> None:
+    def prefilled(self, request: Request) -> None:
         """Publish that the question is prefilled."""
         self.retrieval = RetrievalDone(request.citations, {name: request.timer.elapsed(name) for name in PREFILL_STEPS})
         self.notify()

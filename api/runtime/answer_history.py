@@ -81,11 +81,11 @@ class AnswerHistory:
         """Return the tenant's answers that were given before that moment, newest first."""
         found: list[RecordedAnswer] = []
         with self._lock:
-            for each in reversed(self._answers.values()):
+            for answer in reversed(self._answers.values()):
                 if len(found) == limit:
                     break
-                if each.tenant == tenant and each.when < before:
-                    found.append(each)
+                if answer.tenant == tenant and answer.when < before:
+                    found.append(answer)
         return found
 
     def find(self, tenant: str, id: str) -> RecordedAnswer | None:

@@ -218,8 +218,8 @@ class CatalogService:
     def _outdated(self, answers: Iterable[RecordedAnswer]) -> set[RecordedAnswer]:
         """Return the answers from a document that was deleted or replaced since."""
         by_collection: dict[str, list[RecordedAnswer]] = {}
-        for each in answers:
-            by_collection.setdefault(each.collection, []).append(each)
+        for answer in answers:
+            by_collection.setdefault(answer.collection, []).append(answer)
         outdated = set[RecordedAnswer]()
         for collection, recorded in by_collection.items():
             rows = frozenset[int]().union(*(each.rows for each in recorded))

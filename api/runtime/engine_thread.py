@@ -2,8 +2,9 @@
 
 After a change of the embedder it also embeds all documents again (reembedding.py), a batch after each step of ingest.
 
-Questions wait in a bounded queue. Documents wait in the catalogue (ingest.jobs), so they outlive the process. Questions
-are prefilled together (prefill_loop.py), and answers are decoded together (decode_loop.py).
+Questions wait in a bounded queue (ragkv/engine/scheduler.py), which decides which one is first. Documents wait in the
+catalogue (ingest.jobs), so they outlive the process. The serving loop (ragkv/engine/loop.py) prefills questions
+together and decodes answers together.
 
 `EngineThread._serve` alternates between two things:
 
@@ -22,9 +23,6 @@ Documents of several jobs are open at the same time and take turns by the time t
 A fault that nobody expects ends `_serve`, and another begins over the same engine (`_serve_again`): the requests of the
 moment fail with Restarting, and what was being ingested counts as if the process had died. One that dies again and
 again begins anew at a bounded pace.
-
-The queue decides which request is first (request_queue.py): tenants take turns, and the requests of one tenant are
-served in the order in which they came.
 """
 
 from __future__ import annotations
@@ -47,12 +45,11 @@ from api.runtime.answer_channel import AnswerChannel
 from api.runtime.answer_history import AnswerHistory
 from api.runtime.catalog_follower import CatalogFollower
 from api.runtime.catalog_service import CatalogService
-from api.runtime.decode_loop import Charge, DecodeLoop, charge_nobody
+from api.runtime.delivery import AnswerRecords, Charge, Delivery, QueuedTask, charge_nobody, reject, resolve
 from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
 from api.runtime.passage_search import PassageSearch
 from api.runtime.reembedding import ReembeddingTask
 from api.runtime.request_context import working_for
-from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
 from api.runtime.text_service import TextService
 from api.runtime.undelivered import AnswerOrigin
 from ingest.jobs import Jobs
@@ -60,7 +57,10 @@ from ingest.progress import IngestStep
 from ingest.turns import IngestTurns
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
+from ragkv.engine.loop import ServingLoop
 from ragkv.engine.registry import METHOD_NAMES
+from ragkv.engine.request import Request
+from ragkv.engine.scheduler import STEPS, TURN, TenantQueue
 from ragkv.engine.service_rules import rule_of
 from ragkv.errors import Busy, CatalogCorrupt, RagkvError, Restarting, Stopping, StoreFull
 from ragkv.metrics.sums import MetricsRecorder
@@ -70,12 +70,11 @@ from ragkv.types import AskOptions
 
 T = TypeVar("T")
 
+Conversation = tuple[str, str]
+"""Collection and name of a conversation."""
+
 DEFAULTS = AskOptions()
 
-TURN = 4
-"""Requests served in one turn."""
-STEPS = 64
-"""Decode steps of one turn."""
 PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the loop of a dead one begins anew; the last for all further deaths in a row."""
 LIVED_SECONDS = 60.0
@@ -121,9 +120,9 @@ class EngineThread:
         """
         self._charge = charge
         self._settings = settings
-        self._queue = RequestQueue(settings.queue, shared)
+        self._queue = TenantQueue[Request | QueuedTask](settings.queue, shared)
         self._waited_for: set[Future[Any]] = set()
-        self._decode_loop: DecodeLoop | None = None
+        self._loop: ServingLoop | None = None
         self._changed = threading.Condition()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -143,12 +142,14 @@ class EngineThread:
         self._thread.start()
         return self._ready
 
-    def submit(self, task: Callable[[Engine], T], session: SessionName | None = None, tenant: str = "") -> Future[T]:
+    def submit(
+        self, task: Callable[[Engine], T], conversation: Conversation | None = None, tenant: str = ""
+    ) -> Future[T]:
         """Queue a call of `task` with the engine. Cancelling the future before its turn removes it from the queue.
 
         Args:
             task: What to call.
-            session: The task waits until no question of this conversation is being answered.
+            conversation: The task waits until no question of this conversation is being answered.
             tenant: The tenant whose request it is.
 
         Raises:
@@ -156,14 +157,14 @@ class EngineThread:
             Stopping: The service is shutting down.
         """
         future: Future[T] = Future()
-        self._enqueue(QueuedTask(task, future, session, tenant))
+        self._enqueue(QueuedTask(task, future, conversation, tenant), future)
         return future
 
-    async def remove_conversation(self, session: SessionName, tenant: str) -> None:
+    async def remove_conversation(self, conversation: Conversation, tenant: str) -> None:
         """Remove a conversation: its turns, what is kept of it in memory, and its recorded answers.
 
         Args:
-            session: Its collection and its name.
+            conversation: Its collection and its name.
             tenant: The tenant whose request it is.
 
         Raises:
@@ -171,16 +172,18 @@ class EngineThread:
             NotFound: There is no such conversation.
             Stopping: The service is shutting down.
         """
-        await asyncio.wrap_future(self.submit(lambda engine: engine.sessions.remove(*session), session, tenant))
-        self._forget(session)
+        await asyncio.wrap_future(
+            self.submit(lambda engine: engine.sessions.remove(*conversation), conversation, tenant)
+        )
+        self._forget(conversation)
 
-    def forget_conversation(self, session: SessionName) -> None:
+    def forget_conversation(self, conversation: Conversation) -> None:
         """Drop what is kept in memory of a conversation that another process removed: its state, its answers."""
-        self._forget(session)
-        self.submit(lambda engine: engine.sessions.cache.drop(*session), session)
+        self._forget(conversation)
+        self.submit(lambda engine: engine.sessions.cache.drop(*conversation), conversation)
 
-    def _forget(self, session: SessionName) -> None:
-        self.history.remove(lambda each: (each.collection, each.conversation) == session)
+    def _forget(self, conversation: Conversation) -> None:
+        self.history.remove(lambda each: (each.collection, each.conversation) == conversation)
 
     def ask(
         self,
@@ -210,26 +213,31 @@ class EngineThread:
         """
         if rule_of(question, self.profile.extractive):
             return self.submit(partial(_answer_by_rule, question, options, channel), tenant=tenant)
-        future: Future[Answer] = Future()
-        read = AnswerOrigin() if origin is None else origin
-        self._enqueue(QueuedQuestion(question, options, future, tenant, deadline, channel, origin=read))
-        return future
+        delivery = Delivery(self._records, Future(), tenant, channel, origin)
+        self._enqueue(Request(question, options, delivery, tenant, deadline), delivery.future)
+        return delivery.future
 
-    def _enqueue(self, request: QueuedTask | QueuedQuestion) -> None:
+    def _enqueue(self, request: QueuedTask | Request, future: Future[Any]) -> None:
         with self._changed:
             if self._pausing:
                 raise Stopping("the service is shutting down")
             if (rest := self._begins_at - time.monotonic()) > 0:
                 raise Restarting(math.ceil(rest) + 1)
-            if self._queue.full(request.tenant) and self._decode_loop is not None:
-                self._queue.sweep(self._decode_loop.abandoned)
+            if self._queue.full(request.tenant):
+                self._queue.sweep(self._abandoned)
             if self._queue.full(request.tenant):
                 self.metrics.ended("refused", request.tenant)
                 raise Busy(len(self._queue), self._queue.retry_after(request.tenant))
             self._queue.enqueue(request)
-            self._waited_for.add(request.future)
+            self._waited_for.add(future)
             self._changed.notify()
-        request.future.add_done_callback(self._waited_for.discard)
+        future.add_done_callback(self._waited_for.discard)
+
+    def _abandoned(self, request: QueuedTask | Request) -> bool:
+        """Whether nobody waits for the request any more. It must be dropped then."""
+        if isinstance(request, QueuedTask):
+            return request.gone()
+        return self._loop is not None and self._loop.abandoned(request)
 
     def wake(self) -> None:
         """Tell the thread that a job was queued."""
@@ -259,7 +267,7 @@ class EngineThread:
         questions that ended without an answer since the start, by outcome (ragkv/metrics/sums.py).
         """
         status = {"status": "failed"} if self._ready.done() and not self._thread.is_alive() else {}
-        running = self._decode_loop.count if self._decode_loop is not None else 0
+        running = self._loop.count if self._loop is not None else 0
         now = {"waiting": len(self._queue), "queue": self._queue.capacity, "running": running}
         now["replaced"] = self._deaths
         return {
@@ -327,6 +335,8 @@ class EngineThread:
                 self.profile = engine.model.profile
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes, self.audit.record_outcome)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
+                undelivered = self.catalog_service.undelivered
+                self._records = AnswerRecords(self.metrics, self.history, undelivered, self._charge)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
                 self.text_service = TextService(engine.retriever, self._settings.queue, self._settings.deadline)
                 if engine.reuse_refused:
@@ -373,19 +383,18 @@ class EngineThread:
         try:
             if self._begins_at:  # the start has done it for the first loop
                 self._resume(engine)
-            undelivered = self.catalog_service.undelivered
-            self._decode_loop = DecodeLoop(engine, self.metrics, self.history, self._charge, undelivered)
+            self._loop = ServingLoop(engine)
             self._begins_at = 0.0
-            self._serve(engine, self._decode_loop)
+            self._serve(engine, self._loop)
             return True
         except BaseException as error:
             if self._closing:
                 raise
             self._bury(error, time.monotonic() - began)
         finally:
-            if self._decode_loop is not None:
+            if self._loop is not None:
                 with suppress(Exception):
-                    self._decode_loop.clear()
+                    self._loop.clear()
         with self._changed:
             self._changed.wait_for(lambda: self._closing, self._begins_at - time.monotonic())
         return self._closing
@@ -405,35 +414,35 @@ class EngineThread:
             reject(future, Restarting(math.ceil(pause) + 1))
         self._deaths += 1
 
-    def _serve(self, engine: Engine, decode_loop: DecodeLoop) -> None:
+    def _serve(self, engine: Engine, loop: ServingLoop) -> None:
         """Alternate turns of questions with steps of ingest until `close`; then finish the running answers."""
         ingested = False
         while not self._closing:
-            self._take_turn(engine, decode_loop, ingesting=False)
+            self._take_turn(engine, loop, ingesting=False)
             with closing(self._background(engine)) as steps, self.jobs.counting_deaths():
                 for _ in steps:
                     ingested = True
-                    self._take_turn(engine, decode_loop, ingesting=True)
+                    self._take_turn(engine, loop, ingesting=True)
                     self._health.examine(engine, self.jobs)
             if self._documents_queued:
                 continue
             self._health.examine(engine, self.jobs, now=ingested)
             ingested = False
-            self._wait(decode_loop.idle_seconds)
-        while decode_loop.count:
-            time.sleep(decode_loop.idle_seconds)
+            self._wait(loop.idle_seconds)
+        while loop.count:
+            time.sleep(loop.idle_seconds)
             self._follower.catch_up()
-            decode_loop.step()
+            loop.step()
         self.catalog_service.evict_unreferenced(engine)
 
-    def _take_turn(self, engine: Engine, decode_loop: DecodeLoop, ingesting: bool) -> None:
+    def _take_turn(self, engine: Engine, loop: ServingLoop, ingesting: bool) -> None:
         """Serve some of the waiting requests.
 
         Not all of them: more may arrive than are answered, and documents wait for their turn too.
 
         Args:
             engine: The engine.
-            decode_loop: The answers that run.
+            loop: The answers that run.
             ingesting: Whether a document is being ingested. The answers that run then use up the steps of this turn,
                 because the next chunk makes them wait.
         """
@@ -441,29 +450,29 @@ class EngineThread:
         self.catalog_service.evict_unreferenced(engine)
         for _ in range(STEPS):
             self._follower.catch_up()
-            for seconds in decode_loop.step():
+            for seconds in loop.step():
                 self._queue.record_seconds(seconds)
             served = taken
-            while taken < TURN and (first := self._serve_first(engine, decode_loop)):
+            while taken < TURN and (first := self._serve_first(engine, loop)):
                 taken += 1
                 if isinstance(first, QueuedTask):
                     break
-            if taken == served and (decode_loop.idle_seconds or (taken == TURN and not ingesting)):
+            if taken == served and (loop.idle_seconds or (taken == TURN and not ingesting)):
                 return
 
-    def _serve_first(self, engine: Engine, decode_loop: DecodeLoop) -> QueuedQuestion | QueuedTask | None:
+    def _serve_first(self, engine: Engine, loop: ServingLoop) -> Request | QueuedTask | None:
         """Begin the first request of the queue that may be served now, and return it; None when there is none."""
         with self._changed:
-            self._queue.sweep(decode_loop.abandoned)
+            self._queue.sweep(self._abandoned)
             first = self._queue.take(
-                aside=lambda request: decode_loop.answers_session(request.session),
-                ready=lambda request: not self._closing and (decode_loop.free or isinstance(request, QueuedTask)),
+                aside=lambda request: loop.has_conversation(request.conversation),
+                ready=lambda request: not self._closing and (loop.free or isinstance(request, QueuedTask)),
             )
-            following = self._queue.questions(TURN - 1)
+            following = self._queue.first(TURN - 1)
         if first is None:
             return None
-        if isinstance(first, QueuedQuestion):
-            decode_loop.start(first, following)
+        if isinstance(first, Request):
+            loop.start(first, [request.question for request in following if isinstance(request, Request)])
             return first
         started = time.monotonic()
         try:

@@ -40,9 +40,8 @@ from ingest.loader import checked
 from ingest.pipeline import remove
 from ingest.progress import Paused, Stage
 from ragkv.config import Settings
-from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
-from ragkv.errors import Expired, InputError, NotFound, RagkvError, Stopping
+from ragkv.errors import InputError, NotFound, RagkvError
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Document, Filter
@@ -150,7 +149,10 @@ class LocalBackend:
         """Answer a question. Decoding stops when the call is cancelled. Only the deadline of the question applies."""
         deadline, stopped = time.monotonic() + (question.deadline_s or inf), threading.Event()
         try:
-            return await self._with_engine(lambda engine: _answer(engine, question, deadline, stopped))
+            options = question.options(question.collection)
+            return await self._with_engine(
+                lambda engine: engine.answer(question.question, options, deadline, stopped.is_set)
+            )
         except asyncio.CancelledError:
             stopped.set()
             raise
@@ -211,20 +213,6 @@ class LocalBackend:
         """Call `task` in the engine's thread. A call that is cancelled before its turn is not made."""
         engine = await self._engine()
         return await asyncio.wrap_future(self._executor.submit(task, engine))
-
-
-def _answer(engine: Engine, question: QuestionFields, deadline: float, stopped: threading.Event) -> Answer:
-    """Answer as `Engine.answer` does, unless the deadline passes or nobody waits any more."""
-    options = question.options(question.collection)
-    if (ruled := engine.answer_by_rule(question.question, options)) is not None:
-        return ruled
-    request = engine.prefill(question.question, options)
-    for _ in generate(engine.model, request.sequence, engine.graph_decoder):
-        if stopped.is_set():
-            raise Stopping("the call was cancelled")
-        if time.monotonic() >= deadline:
-            raise Expired
-    return engine.finalize(request)
 
 
 def _retrieve_error(work: asyncio.Task[None]) -> None:

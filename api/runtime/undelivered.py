@@ -24,11 +24,10 @@ class AnswerOrigin:
         collection: Its collection, by the internal name.
         rows: Rows of the chunks that it may tell of; empty until the question is prefilled.
         outdated: Whether one of these chunks is gone.
-        attempts: How often its question was prefilled.
     """
 
     def __init__(self) -> None:
-        self.collection, self.rows, self.outdated, self.attempts = "", frozenset[int](), False, 0
+        self.collection, self.rows, self.outdated = "", frozenset[int](), False
 
 
 class UndeliveredAnswers:
@@ -46,7 +45,6 @@ class UndeliveredAnswers:
     def add(self, origin: AnswerOrigin, collection: str, rows: frozenset[int]) -> None:
         """Note what an answer is read from, in place of what was noted before. It may be outdated at once."""
         origin.collection, origin.rows, origin.outdated = collection, rows, False
-        origin.attempts += 1
         with self._lock:
             self._origins.add(origin)
         self._check(collection, [origin])

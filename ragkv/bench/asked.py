@@ -183,8 +183,8 @@ class AskedSample:
             sources = self._open(self.chunks)
         if method.evidence:
             with timer.step("plan"):
-                for source, found in zip(sources, self._evidence.find(), strict=True):
-                    source.piece = replace(source.piece, evidence=found)
+                for source, evidence in zip(sources, self._evidence.find(), strict=True):
+                    source.piece = replace(source.piece, evidence=evidence)
         return self.prefiller.prefill_sparse(sources, question, method, timer, options), sources
 
     def _open(self, chunks: Sequence[tuple[int, ...]]) -> list[StoredChunk]:

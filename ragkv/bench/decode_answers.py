@@ -61,18 +61,18 @@ def compare(
     Raises:
         InputError: a context is too long for the model.
     """
-    for each in (one for asked in sets.values() for one in asked):
-        check_fits(model, each, max_tokens)
+    for question_set in (one for asked in sets.values() for one in asked):
+        check_fits(model, question_set, max_tokens)
     prefiller = Prefiller(model, model.prompt.prefix)
     total, done = sum(len(each.questions) for asked in sets.values() for each in asked), 0
     found = {}
     decoders: list[tuple[str, DecodePolicy | None]] = [(DENSE, None), *policies]
     for name, asked in sets.items():
         answers: dict[str, list[DecodedAnswer]] = {policy: [] for policy, _ in decoders}
-        for each in asked:
-            chunks = [model.prompt.chunk(title, text) for title, text in each.chunks]
+        for question_set in asked:
+            chunks = [model.prompt.chunk(title, text) for title, text in question_set.chunks]
             context = prefiller.prefill_full(chunks[:-1], chunks[-1], StepTimer(model.device), PrefillOptions(256))
-            for question in each.questions:
+            for question in question_set.questions:
                 for policy, decoder in decoders:
                     answers[policy].append(_answer(model, context, question, decoder, early, max_tokens))
                 done += 1

@@ -121,8 +121,8 @@ def measure(model: DecoderModel, params: PoolParams, progress: Progress, tokens:
     error = float((logits - expected).norm() / expected.norm())
     covered, worst = _coverage(decoder, requests, p, drawn[p.warmup + p.steps])
     progress("decode", 2, 2)
-    for each in requests:
-        each.leave()
+    for request in requests:
+        request.leave()
     return [dense, replace(psa, ratio=psa.rate / dense.rate, error=error, covered=covered, worst=worst)]
 
 

@@ -242,8 +242,8 @@ def _hold(engine: Engine, dialogue: Dialogue, stages: Stages, params: DialoguePa
         row = engine.catalog.add_turn(collection, twin, after, stored)
         after += [] if row is None else [row]
     over = _ask(engine, dialogue, twin, dialogue.turns[-1].text, stages, params).report
-    for each in (name, twin):
-        engine.sessions.remove(collection, each)
+    for conversation in (name, twin):
+        engine.sessions.remove(collection, conversation)
     return Held(tuple(outcomes), over.tokens.prefilled, over.timings_ms.ttft)
 
 

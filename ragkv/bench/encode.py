@@ -104,8 +104,8 @@ def measure_encoding(prefiller: Prefiller, params: EncodeParams, progress: Progr
 
     def pack_all() -> None:
         begun = [begin_packing(kv, model.profile.block) for kv in prefiller.encode_on_device(chunks)]
-        for each in begun:
-            pack_bytes(each, "bench")
+        for packing in begun:
+            pack_bytes(packing, "bench")
 
     work: dict[str, Callable[[], object]] = {
         "prefill": lambda: prefill_together(prefiller, chunks[:1]),
@@ -116,9 +116,9 @@ def measure_encoding(prefiller: Prefiller, params: EncodeParams, progress: Progr
     }
     times: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(params.repeat + 1):
-        for name, each in work.items():
+        for name, stage in work.items():
             timer = StepTimer(model.device)
-            each()
+            stage()
             times[name] += [timer.total()] if turn else []  # the first round chooses and compiles kernels
         progress("encode", turn, params.repeat)
     ms = {name: statistics.median(each) for name, each in times.items()}

@@ -158,17 +158,17 @@ def ask_all(
     for method in methods:
         if method not in (FULL, NO_CONTEXT, *params.policies):
             make_method(method, model)
-    for each in sets:
-        check_fits(model, each, params.max_tokens)
+    for question_set in sets:
+        check_fits(model, question_set, params.max_tokens)
     prefiller = Prefiller(model, model.prompt.prefix, params.prefix)
     known = dict(params.done)
     total = sum(len(each.questions) for each in sets)
     asked = 0
-    for i, each in enumerate(sets):
-        missing = [(j, m) for j in range(len(each.questions)) for m in methods if (i, j, m) not in known]
+    for i, question_set in enumerate(sets):
+        missing = [(j, m) for j in range(len(question_set.questions)) for m in methods if (i, j, m) not in known]
         todo = list(dict.fromkeys(method for _, method in missing))
-        asker = _Asker(prefiller, each, todo, params) if missing else None
-        for j, question in enumerate(each.questions):
+        asker = _Asker(prefiller, question_set, todo, params) if missing else None
+        for j, question in enumerate(question_set.questions):
             for method in methods:
                 if asker is not None and (i, j, method) not in known:
                     known[i, j, method] = asker.ask(question, method, (i, j))

@@ -141,9 +141,11 @@ def _in_turn(
 
 
 def _check(answers: Sequence[TimedAnswer]) -> None:
-    for each in answers:
-        if each.report is None:
-            raise InputError(f"a question was not answered ({each.message}), and the simulation predicts answers only")
+    for answer in answers:
+        if answer.report is None:
+            raise InputError(
+                f"a question was not answered ({answer.message}), and the simulation predicts answers only"
+            )
 
 
 def _report(answer: TimedAnswer) -> Report:

@@ -1,16 +1,15 @@
-"""A replica of the simulated cluster: one engine thread, as api/runtime/engine_thread.py and decode_loop.py run it.
+"""A replica of the simulated cluster: one engine thread, driven by the scheduler that a real one has.
 
 A turn starts up to TURN waiting questions one after another: search, opening, loads, encoding of what is in no tier.
-Then one forward takes the next pass of several questions, and one decode step makes a token for every answer. The
-first token of a question reaches its client after the first step of its answer. The thread does one thing at a time,
-so everything that a question needs is time that the others wait.
+Then one forward takes the next passes of the questions that `next_group` chooses, and one decode step makes a token for
+every answer. The first token of a question reaches its client after the first step of its answer. The thread does one
+thing at a time, so everything that a question needs is time that the others wait.
 
 While only answers are decoded, the steps until the next change are one event.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from math import ceil
@@ -21,9 +20,7 @@ from simpy import Environment, Event
 from ragkv.bench.scale_load import SimulatedQuestion
 from ragkv.bench.scale_speeds import ReplicaSpeeds
 from ragkv.bench.scale_tiers import HostTier, SharedStore, StoreLookup
-
-TURN = 4
-"""Questions that one turn starts at most."""
+from ragkv.engine.scheduler import TURN, TenantQueue, next_group
 
 Process = Generator[Event, Any, None]
 
@@ -55,6 +52,9 @@ class SimulatedAnswer:
         encoded: Chunks that were in no tier.
         first: When its first token reached the client; 0 before.
         ended: When it ended; 0 before.
+        tenant: The only one.
+        rows: Of its next pass, counted in questions.
+        alone: No forward fails here.
     """
 
     question: SimulatedQuestion
@@ -66,6 +66,14 @@ class SimulatedAnswer:
     encoded: int = 0
     first: float = 0.0
     ended: float = 0.0
+    tenant: str = ""
+    rows: int = 1
+    alone: bool = False
+
+    @property
+    def pass_id(self) -> int:
+        """No other question waits for the same pass."""
+        return id(self)
 
 
 class SimulatedReplica:
@@ -92,17 +100,17 @@ class SimulatedReplica:
         self.busy, self.received, self.sent = 0.0, 0, 0
         self._environment, self._speeds, self._limits, self._store = environment, speeds, limits, store
         self._ended = ended
-        self._waiting, self._prefilling = deque[SimulatedAnswer](), list[SimulatedAnswer]()
+        self._waiting, self._prefilling = TenantQueue[SimulatedAnswer](limits.queue), list[SimulatedAnswer]()
         self._decoding = list[SimulatedAnswer]()
         self._idle: Event | None = None
         environment.process(self._run())
 
     def ask(self, question: SimulatedQuestion) -> SimulatedAnswer | None:
         """Queue a question; None if the queue is full."""
-        if len(self._waiting) >= self._limits.queue and not self._room:
+        if self._waiting.full("") and not self._room:
             return None
         answer = SimulatedAnswer(question, self._environment.now, self._speeds.passes, question.tokens - 1)
-        self._waiting.append(answer)
+        self._waiting.enqueue(answer)
         if self._idle is not None and not self._idle.triggered:
             self._idle.succeed()
         return answer
@@ -118,9 +126,9 @@ class SimulatedReplica:
                 yield self._idle
                 self._idle = None
             for _ in range(TURN):
-                if not self._waiting or not self._room:
+                if (first := self._waiting.take(aside=lambda _: False, ready=lambda _: self._room)) is None:
                     break
-                yield from self._start(self._waiting.popleft())
+                yield from self._start(first)
             if self._prefilling:
                 yield from self._forward()
             if self._decoding:
@@ -160,7 +168,7 @@ class SimulatedReplica:
 
     def _forward(self) -> Process:
         """The next pass of as many questions as one forward takes."""
-        group = self._prefilling[: self._speeds.together]
+        group = next_group(self._prefilling, rows=0, most=self._speeds.together)
         own = sum(answer.question.work for answer in group)
         yield self._work(self._speeds.pass_shared + self._speeds.pass_own * own)
         for answer in group:

@@ -175,10 +175,10 @@ def steady_window(answers: Sequence[TimedAnswer], concurrency: int) -> SteadyWin
     if not seconds:
         return None
     tokens = 0.0
-    for each in answers:
-        if each.tokens and each.report is not None:
-            inside = sum(bisect_right(each.tokens, until) - bisect_right(each.tokens, at) for at, until in windows)
-            tokens += each.report.tokens.generated * inside / len(each.tokens)
+    for answer in answers:
+        if answer.tokens and answer.report is not None:
+            inside = sum(bisect_right(answer.tokens, until) - bisect_right(answer.tokens, at) for at, until in windows)
+            tokens += answer.report.tokens.generated * inside / len(answer.tokens)
     return SteadyWindow(seconds, tokens / seconds)
 
 
@@ -214,14 +214,14 @@ def time_grid(summaries: Sequence[LoadSummary]) -> TextGrid:
         *([] if offered else ["steady tokens/s"]),
     ]
     rows = []
-    for each in summaries:
-        limits = [number(each.within_limit, ".1f", 100), number(each.goodput, ".2f")]
-        row = [each.method, str(each.answered), str(sum(each.failed.values()))]
-        row += [number(each.offered_rate, ".2f")] if offered else []
-        row += [f"{each.achieved_rate:.2f}", *_times(each.ttft_ms, ("p50", "p90", "p99", "mean"))]
-        row += [*_times(each.between_tokens_ms, ("p50", "p90", "p99")), f"{each.tokens_per_s:.1f}"]
+    for summary in summaries:
+        limits = [number(summary.within_limit, ".1f", 100), number(summary.goodput, ".2f")]
+        row = [summary.method, str(summary.answered), str(sum(summary.failed.values()))]
+        row += [number(summary.offered_rate, ".2f")] if offered else []
+        row += [f"{summary.achieved_rate:.2f}", *_times(summary.ttft_ms, ("p50", "p90", "p99", "mean"))]
+        row += [*_times(summary.between_tokens_ms, ("p50", "p90", "p99")), f"{summary.tokens_per_s:.1f}"]
         row += limits if limited else []
-        row += [] if offered else [number(each.steady.tokens_per_s if each.steady else None, ".1f")]
+        row += [] if offered else [number(summary.steady.tokens_per_s if summary.steady else None, ".1f")]
         rows.append(tuple(row))
     return TextGrid(tuple(heads), tuple(rows))
 

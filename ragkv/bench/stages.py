@@ -79,8 +79,8 @@ def compare_stages(
             InMemoryChunk(prefiller.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)
         ]
         for question in asked.questions:
-            for each in every:
-                answers[each].append(_answer(prefiller, sources, question, each, max_tokens))
+            for stage in every:
+                answers[stage].append(_answer(prefiller, sources, question, stage, max_tokens))
             done += 1
             progress("ask", done, total)
     return [_score(each, answers[each], answers[Stages(each.method)]) for each in every]

@@ -96,9 +96,9 @@ class MemoryStore:
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
         """See KVStore."""
         body, at = self._entry(key)[1], 0
-        for number, each in enumerate(ranges):
-            out[at : at + each.size] = body[each.layer][each.offset : each.offset + each.size]
-            at += each.size
+        for number, part in enumerate(ranges):
+            out[at : at + part.size] = body[part.layer][part.offset : part.offset + part.size]
+            at += part.size
             arrived(number)
 
     def layers(self, key: Key) -> tuple[int, ...]:

@@ -97,9 +97,9 @@ def _costs(found: Sequence[DialogueFigures]) -> TextGrid:
     from ragkv.bench.grid import TextGrid
 
     rows = []
-    for each in found:
-        prefilled, ttft = (" ".join(f"{x:.0f}" for x in values) for values in (each.prefilled, each.ttft))
-        names = (each.method, each.prefill, each.decode)
-        rows.append((*names, prefilled, f"{each.over:.0f}", f"{each.share:.1%}", ttft))
+    for result in found:
+        prefilled, ttft = (" ".join(f"{x:.0f}" for x in values) for values in (result.prefilled, result.ttft))
+        names = (result.method, result.prefill, result.decode)
+        rows.append((*names, prefilled, f"{result.over:.0f}", f"{result.share:.1%}", ttft))
     heads = ("method", "prefill", "decode", "prefilled by turn", "from nothing", "largest share", "ttft ms by turn")
     return TextGrid(heads, tuple(rows), words=3)

@@ -111,11 +111,9 @@ def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None, withi
     console.print(f"stable layers    {', '.join(map(str, found.profile.stable_layers))}")
     for budget, recall in zip(params.budgets, found.recall, strict=True):
         console.print(f"recall           {recall:.2f} of the answers with {budget:.0%} of the blocks")
-    for each in measured:
-        told = (
-            f"{each.delta:+.1f} points of F1 to full ({each.low:+.1f} … {each.high:+.1f}), {each.questions} questions"
-        )
-        console.print(f"{each.method:<16} {told}")
+    for one in measured:
+        told = f"{one.delta:+.1f} points of F1 to full ({one.low:+.1f} … {one.high:+.1f}), {one.questions} questions"
+        console.print(f"{one.method:<16} {told}")
     if measured:
         console.print(f"default method   {profile.method}")
     console.print(f"saved            {path}")
@@ -149,10 +147,10 @@ def _calibrate_confidence(settings: Settings, asked: Sequence[tuple[str, FileQue
     judged: list[JudgedAnswer] = []
     with opened(settings) as engine:
         with progress() as report:
-            for number, (collection, each) in enumerate(asked, 1):
-                answer = engine.answer(each.question, AskOptions(collection, top_k=top_k))
+            for number, (collection, question) in enumerate(asked, 1):
+                answer = engine.answer(question.question, AskOptions(collection, top_k=top_k))
                 if answer.report.evidence is not None:  # a rule's answer has none
-                    judged.append(JudgedAnswer(answer.report.evidence, bool(exact_match(answer.answer, each.gold))))
+                    judged.append(JudgedAnswer(answer.report.evidence, bool(exact_match(answer.answer, question.gold))))
                 report("asking", number, len(asked))
         coefficients = fit(judged)
         path = settings.data / "profiles" / f"{engine.model.weights_hash}.json"
@@ -169,10 +167,10 @@ def _print(coefficients: tuple[float, ...], found: Reliability) -> None:
     console.print(f"calibration error  {found.calibration_error:.3f}, out of fold")
     console.print(f"Brier score        {found.brier:.3f}")
     console.print(f"AUROC              {found.auroc:.3f}")
-    for each in found.coverages:
+    for point in found.coverages:
         console.print(
-            f"precision {each.precision:.0%}      {each.coverage:.0%} of the questions answered, with abstain_below "
-            f"{each.threshold:.2f}"
-            if each.coverage
-            else f"precision {each.precision:.0%}      not reached"
+            f"precision {point.precision:.0%}      {point.coverage:.0%} of the questions answered, with abstain_below "
+            f"{point.threshold:.2f}"
+            if point.coverage
+            else f"precision {point.precision:.0%}      not reached"
         )

@@ -247,9 +247,11 @@ def _set_aside(catalog: Catalog, findings: Findings, forget: bool) -> None:
     with findings.checking("set aside"):
         jobs = Jobs(catalog, 0)
         found = jobs.set_aside()
-        for each in found:
-            where = f"document {each.document_id!r} of collection {each.collection!r}, job {each.job_id}"
-            findings.note("set aside", f"{where}, {moment(each.updated)}: {each.reason.removeprefix('set aside: ')}")
+        for document in found:
+            where = f"document {document.document_id!r} of collection {document.collection!r}, job {document.job_id}"
+            findings.note(
+                "set aside", f"{where}, {moment(document.updated)}: {document.reason.removeprefix('set aside: ')}"
+            )
         if found and forget:
             findings.ok(
                 "set aside", f"{jobs.forget_set_aside()} removed; they are not ingested until they are sent again"

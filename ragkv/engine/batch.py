@@ -6,7 +6,7 @@
     cancel   a sequence that nobody waits for any more
 
 A step reads the weights of projections and MLPs once, however many sequences run. Every sequence attends to its
-own cache, densely or with its own state, so company changes only the order in which a matrix product adds up.
+own cache, densely or with its own state, so the others change only the order in which a matrix product adds up.
 
 The queue is first come, first served: only its front may begin, so a small sequence never overtakes a large one that
 waits for memory. `limit` bounds how many run; `bytes` bounds what their caches hold. A sequence that is larger by
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ragkv.engine.decoding import Company, decode_step
+from ragkv.engine.decoding import PrefillGroup, decode_step
 from ragkv.engine.generation import Sequence
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
@@ -159,18 +159,18 @@ class Batch:
                 events += self._sample(member)
         return events
 
-    def forward(self, company: Company | None = None) -> list[Event]:
+    def forward(self, group: PrefillGroup | None = None) -> list[Event]:
         """Do the second half of a step: run the passes of the sampled tokens. Returns how those ended that failed.
 
         Args:
-            company: Passes of other requests that may run in the same forward. They do where `decode_step` says so.
+            group: Passes of other requests that may run in the same forward. They do where `decode_step` says so.
         """
         continuing = [self._running[id] for id in self._sampled if id in self._running]
         self._sampled.clear()
         try:
             if continuing:
                 sequences = [member.sequence for member in continuing]
-                decode_step(self._model, sequences, self._graph_decoder, company)
+                decode_step(self._model, sequences, self._graph_decoder, group)
         except Exception as fault:
             return [self._end(member, None, "failed", fault) for member in continuing]
         return [event for member in continuing for event in self._faults(member)]

@@ -173,13 +173,13 @@ def calibrate(
     prefiller, finder = Prefiller(model, model.prompt.prefix), evidence(model) if evidence else None
     trials = [list[CalibrationTrial]() for _ in params.reaches]
     alphas: list[Tensor] = []
-    for chunks, each in _encoded(prefiller, sets, progress):
+    for chunks, question_set in _encoded(prefiller, sets, progress):
         alphas += [chunk.digest.alpha for chunk in chunks]
-        for done, question in enumerate(each.questions, 1):
-            made = run_trials(prefiller, chunks, each, question, params.reaches, finder)
+        for done, question in enumerate(question_set.questions, 1):
+            made = run_trials(prefiller, chunks, question_set, question, params.reaches, finder)
             for mine, trial in zip(trials, made, strict=True):
                 mine.append(trial)
-            progress("asking", done, len(each.questions))
+            progress("asking", done, len(question_set.questions))
     picked = [pick_heads(mine, params) for mine in trials]
     merits = [_score_heads(mine, heads, params) for mine, heads in zip(trials, picked, strict=True)]
     best = merits.index(max(merits))
@@ -202,13 +202,13 @@ def _encoded(
 ) -> Iterator[tuple[list[ChunkKV], CalibrationSet]]:
     """Yield the chunks of every set, encoded alone."""
     total, done = sum(len(each.chunks) for each in sets), 0
-    for each in sets:
+    for question_set in sets:
         chunks = list[ChunkKV]()
-        for chunk in each.chunks:
+        for chunk in question_set.chunks:
             chunks.append(prefiller.encode(prefiller.model.prompt.chunk(*chunk)))
             done += 1
             progress("reading", done, total)
-        yield chunks, each
+        yield chunks, question_set
 
 
 def _with_block(model: DecoderModel, block: int) -> DecoderModel:

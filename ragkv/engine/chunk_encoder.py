@@ -168,11 +168,11 @@ class ChunkEncoder:
         found = [find_head(store, chunk.tokens, key) for key, (chunk, _) in zip(keys, chunks, strict=True)]
         opened: dict[int, StoredChunk] = {}
         missing: dict[int, _Missing] = {}
-        for i, (each, (chunk, first)) in enumerate(zip(found, chunks, strict=True)):
-            if isinstance(each, StoreError):
-                missing[i] = _Missing(chunk, first, each)
+        for i, (head, (chunk, first)) in enumerate(zip(found, chunks, strict=True)):
+            if isinstance(head, StoreError):
+                missing[i] = _Missing(chunk, first, head)
             else:
-                opened[i] = self._stored_chunk(chunk, first, store, collection, (keys[i], each))
+                opened[i] = self._stored_chunk(chunk, first, store, collection, (keys[i], head))
         while missing:
             waiting = True
             for i, lost in list(missing.items()):

@@ -1,6 +1,6 @@
 """Decode steps: one forward, or one recorded graph, for the latest tokens of several sequences.
 
-`generate` decodes one sequence alone. First passes of other requests may run in the forward of a step (`Company`).
+`generate` decodes one sequence alone. First passes of other requests may run in the forward of a step (`PrefillGroup`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ragkv.model.layer_pass import Attention, Pass
 
 
 @dataclass
-class Company:
+class PrefillGroup:
     """Passes of other requests that may run in the forward of a decode step, so that both read the weights once.
 
     Attributes:
@@ -50,19 +50,19 @@ def decode_step(
     model: DecoderModel,
     sequences: abc.Sequence[Sequence],
     graph_decoder: GraphDecoder | None = None,
-    company: Company | None = None,
+    group: PrefillGroup | None = None,
 ) -> None:
     """Run the latest token of every sequence, and what was drafted behind it, in one forward.
 
-    Company runs in it, too, unless the step is a recorded graph. A graph is quicker than a forward with company
-    (docs/lab-notes.md). Company joins dense sequences only: they can be decoded again where the forward fails, and a
+    The group runs in it, too, unless the step is a recorded graph. A graph is quicker than a forward with a group
+    (docs/lab-notes.md). It joins dense sequences only: they can be decoded again where the forward fails, and a
     policy that has seen half of a pass cannot.
 
     Args:
         model: The model.
         sequences: Each has its own cache, attention, drafts and faults.
         graph_decoder: Decodes the dense sequences by a recorded graph; None runs them in the forward.
-        company: Passes of other requests.
+        group: Passes of other requests.
     """
     pooled = [each for each in sequences if each.pooled is not None]
     sequences = [each for each in sequences if each.pooled is None]
@@ -71,19 +71,19 @@ def decode_step(
     dense = [each for each in sequences if each.attention is None]
     # Drafts share the rows of a recorded graph that the latest tokens leave: with more, weights are read twice.
     most = WIDEST // len(dense) - 1 if graph_decoder is not None and dense else None
-    for each in dense:
-        each.make_draft(most)
+    for sequence in dense:
+        sequence.make_draft(most)
     if graph_decoder is not None:
         sequences = [each for each in sequences if each.attention is not None]
         _decode_dense(graph_decoder, dense)
-    elif dense and company is not None and company.joins and _decode_beside(model, dense, company):
+    elif dense and group is not None and group.joins and _decode_beside(model, dense, group):
         sequences = [each for each in sequences if each.attention is not None]
     if sequences:
         _accept(sequences, model.forward([each.next_pass() for each in sequences]))
 
 
-def _decode_beside(model: DecoderModel, sequences: abc.Sequence[Sequence], company: Company) -> bool:
-    """Decode sequences and run company in one forward. Where it fails, the sequences are left as they were.
+def _decode_beside(model: DecoderModel, sequences: abc.Sequence[Sequence], group: PrefillGroup) -> bool:
+    """Decode sequences and run a group in one forward. Where it fails, the sequences are left as they were.
 
     Returns:
         Whether the sequences were decoded.
@@ -91,21 +91,21 @@ def _decode_beside(model: DecoderModel, sequences: abc.Sequence[Sequence], compa
     lengths = [list(each.cache.lengths) for each in sequences]
     passes = [each.next_pass() for each in sequences]
     try:
-        logits = model.forward([*passes, *company.passes])
+        logits = model.forward([*passes, *group.passes])
     except Exception as fault:
-        company.fault = fault
-        for each, before in zip(sequences, lengths, strict=True):
-            each.cache.truncate(before)
+        group.fault = fault
+        for sequence, before in zip(sequences, lengths, strict=True):
+            sequence.cache.truncate(before)
         return False
-    company.logits = logits[len(passes) :]
+    group.logits = logits[len(passes) :]
     _accept(sequences, logits[: len(passes)])
     return True
 
 
 def _accept(sequences: abc.Sequence[Sequence], logits: abc.Sequence[Tensor]) -> None:
     """Give every sequence the logits [O, vocabulary] of its pass."""
-    for each, rows in zip(sequences, logits, strict=True):
-        each.accept(StepLogits(rows if each.draft else rows[-1:]).rows())
+    for sequence, rows in zip(sequences, logits, strict=True):
+        sequence.accept(StepLogits(rows if sequence.draft else rows[-1:]).rows())
 
 
 def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> None:
@@ -115,8 +115,8 @@ def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]
     positions = [each.position + i for each, mine in zip(sequences, rows, strict=True) for i in range(len(mine))]
     paged = [each.paged for each, mine in zip(sequences, rows, strict=True) for _ in mine]
     logits = StepLogits(graph_decoder.decode(caches, [token for mine in rows for token in mine], positions, paged))
-    for each, found in zip(sequences, logits.split([len(mine) for mine in rows]), strict=True):
-        each.accept(found)
+    for sequence, rows_of in zip(sequences, logits.split([len(mine) for mine in rows]), strict=True):
+        sequence.accept(rows_of)
 
 
 def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
@@ -124,8 +124,8 @@ def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
     requests = [each.pooled for each in sequences if each.pooled is not None]
     latest, positions = [each.tokens[-1] for each in sequences], [each.position for each in sequences]
     logits = requests[0].decoder.decode(requests, latest, positions)
-    for each, row in zip(sequences, StepLogits(logits).rows(), strict=True):
-        each.accept([row])
+    for sequence, row in zip(sequences, StepLogits(logits).rows(), strict=True):
+        sequence.accept([row])
 
 
 def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecoder | None = None) -> Iterator[int]:

@@ -1,20 +1,20 @@
 """The engine: encode a chunk once, answer questions from stored KV. It owns the model; one thread at a time uses it.
 
 encode_and_store_all   the KV of chunks into the store
-prefill                retrieve → open → plan → load → repair → prefill, up to the logits of the first answer token
-prefill_passes         the same; its passes may run together with those of other questions
+prefill_passes         retrieve → open → plan → load → repair → prefill, up to the logits of the first answer token
 finalize               the report; the turn of a conversation is kept
-answer                 prefill → decode → finalize
+answer                 both, with decoding between them, for one question; loop.py answers several together
 """
 
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
+from math import inf
 from types import TracebackType
 from typing import Any
 
@@ -23,13 +23,13 @@ import torch
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings, ViewSettings
+from ragkv.engine.answer_alone import answer_alone
 from ragkv.engine.chunk_encoder import ChunkEncoder, group_tokens
 from ragkv.engine.chunk_flights import FLIGHT_RESULTS, ChunkFlights
 from ragkv.engine.citations import cite
 from ragkv.engine.confidence import confidence_of, evidence_of, held_of
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
-from ragkv.engine.decoding import generate
 from ragkv.engine.detokenizer import Detokenizer
 from ragkv.engine.evidence import EvidenceFinder
 from ragkv.engine.fingerprint import fingerprint, keep_stored_block
@@ -51,7 +51,7 @@ from ragkv.engine.registry import (
     make_prefill_policy,
 )
 from ragkv.engine.report_builder import build_report
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
@@ -90,8 +90,6 @@ from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Chunk, ChunkKV, Hit, Key
 
 DEFAULTS = AskOptions()
-ATTEMPTS = 3
-"""How often a question is answered, where documents that it read are deleted or replaced meanwhile."""
 
 
 class Engine:
@@ -304,17 +302,15 @@ class Engine:
             torch.cuda.empty_cache()
         return error if isinstance(error, RagkvError) else OutOfMemory()
 
-    def answer(self, question: str, options: AskOptions = DEFAULTS) -> Answer:
-        """Answer one question. Raises as `prefill`, and Outdated where its documents change all the time."""
-        if (ruled := self.answer_by_rule(question, options)) is not None:
-            return ruled
-        for _ in range(ATTEMPTS):
-            request = self.prefill(question, options)
-            for _ in generate(self.model, request.sequence, self.graph_decoder):
-                pass
-            with suppress(Outdated):
-                return self.finalize(request)
-        raise Outdated
+    def answer(
+        self,
+        question: str,
+        options: AskOptions = DEFAULTS,
+        deadline: float = inf,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """Answer one question. See `answer_alone` for the arguments and for what it raises."""
+        return self.answer_by_rule(question, options) or answer_alone(self, question, options, deadline, stopped)
 
     def answer_by_rule(self, question: str, options: AskOptions = DEFAULTS) -> Answer | None:
         """Answer a question about the service itself; None for any other. No conversation keeps it."""
@@ -326,7 +322,7 @@ class Engine:
         text = answer_of(rule, extractive, self.catalog, options)
         return Answer(question, text, (), rule_report(rule, self.model.name, timer))
 
-    def prefill(self, question: str, options: AskOptions = DEFAULTS) -> RequestState:
+    def prefill(self, question: str, options: AskOptions = DEFAULTS) -> Request:
         """Prefill a question over the stored KV of the retrieved chunks, up to the logits of the first answer token.
 
         The turn of a conversation must be finalized before its next question is prefilled.
@@ -338,11 +334,12 @@ class Engine:
             NotCalibrated: The method needs retrieval heads, or `abstain_below` a confidence, that the model's profile
                 lacks.
         """
-        return run_alone(self.model, self.prefill_passes(question, options))
+        return run_alone(self.model, self.prefill_passes(Request(question, options)))
 
-    def prefill_passes(self, question: str, options: AskOptions = DEFAULTS) -> Passes[RequestState]:
+    def prefill_passes(self, request: Request) -> Passes[Request]:
         """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""
-        request = self._start(question, options)
+        self._begin(request)
+        options = request.options
         with request.timer.step("retrieve"):
             request.hits = self._retrieve(request)
         self._choose_full_where_quicker(request)
@@ -358,7 +355,7 @@ class Engine:
         )
         return self._ready_to_decode(request)
 
-    def finalize(self, request: RequestState) -> Answer:
+    def finalize(self, request: Request) -> Answer:
         """Return the answer of a request whose decoding has ended, and keep the turn of its conversation.
 
         Raises:
@@ -383,9 +380,9 @@ class Engine:
         self.sessions.finish_turn(request.session, asked, completion.tokens, said)
         return Answer(request.question, text, citations, report)
 
-    def map(self, request: RequestState) -> KVMap:
+    def map(self, request: Request) -> KVMap:
         """Return what the answer was read from. Call it as soon as the request is finalized."""
-        return kv_map(request, self.model.profile.block, self.model.shape.layers)
+        return kv_map(request.context, request.session, self.model.profile.block, self.model.shape.layers)
 
     def health(self) -> dict[str, Any]:
         """Return the state of the engine, for humans and for `GET /readyz`.
@@ -422,7 +419,7 @@ class Engine:
 
     def _judged(
         self,
-        request: RequestState,
+        request: Request,
         completion: Completion,
         report: Report,
         *,
@@ -446,37 +443,29 @@ class Engine:
         abstained = low and not is_unknown(text)
         return replace(report, confidence=confidence, evidence=evidence, abstained=abstained)
 
-    def _start(self, question: str, options: AskOptions) -> RequestState:
+    def _begin(self, request: Request) -> None:
         """Check what is asked and look up what it names; nothing is computed yet."""
+        question, options = request.question, request.options
         if options.abstain_below is not None and not self.model.profile.confidence:
             hint = "run `ragkv calibrate --confidence QUESTIONS`, or ask without abstain_below"
             raise NotCalibrated(f"{self.model.name} has no measured confidence to abstain by", hint)
-        timer, settings, profile = StepTimer(self.model.device), self.settings, self.model.profile
+        request.timer, settings, profile = StepTimer(self.model.device), self.settings, self.model.profile
         prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile, self._key_tier)
         decode_policy = make_decode_policy(options.decode or settings.decode, profile, self._decode_tier)
         name = options.method or self.method
-        full = full_prefill(name)
-        choice = MethodChoice(name, None if full else make_method(name, self.model))
-        refused = self.reuse_refused if choice.method else ""
-        if refused:
-            choice = MethodChoice(FULL, None)
+        request.method = MethodChoice(name, None if full_prefill(name) else make_method(name, self.model))
+        request.reuse_refused = self.reuse_refused if request.method.method else ""
+        if request.reuse_refused:
+            request.method = MethodChoice(FULL, None)
         max_tokens, stop = options.max_tokens or settings.max_tokens, (*options.stop, *profile.stop)
-        self.sessions.check(options.conversation, choice)
-        earlier = self._earlier_turns(options)
-        read = resolved(question, earlier[0]) if profile.extractive else question
-        return RequestState(
-            question,
-            options,
-            self._tokenize(read, options if read == question or options.conversation else replace(options, history=())),
-            choice,
-            PrefillOptions(max_tokens, prefill_policy, decode_policy),
-            Sampling(max_tokens, options.temperature, options.top_p, stop, options.seed),
-            timer,
-            refused,
-            self.speculation if options.speculation is None else options.speculation,
-            read,
-            earlier,
-        )
+        self.sessions.check(options.conversation, request.method)
+        request.earlier = self._earlier_turns(options)
+        request.read = resolved(question, request.earlier[0]) if profile.extractive else question
+        alone = request.read != question and options.conversation is None
+        request.question_tokens = self._tokenize(request.read, replace(options, history=()) if alone else options)
+        request.prefill_options = PrefillOptions(max_tokens, prefill_policy, decode_policy)
+        request.sampling = Sampling(max_tokens, options.temperature, options.top_p, stop, options.seed)
+        request.speculation = self.speculation if options.speculation is None else options.speculation
 
     def _tokenize(self, question: str, options: AskOptions) -> tuple[int, ...]:
         """Return the question part of the prompt. Of the turns that come with it, the latest that fit are in it."""
@@ -496,7 +485,7 @@ class Engine:
             "shorten it or put its material into a document"
         )
 
-    def _retrieve(self, request: RequestState) -> list[Hit]:
+    def _retrieve(self, request: Request) -> list[Hit]:
         """Return chunks in prompt order.
 
         While the question is embedded, the KV of chunks that share its words is fetched ahead.
@@ -525,12 +514,12 @@ class Engine:
         own = {chunk.rpartition("#")[0] for turn in turns for _, chunk in turn.joined}
         return [(turn.question, turn.answer) for turn in turns], own  # a removed answer is empty
 
-    def _fetch_ahead(self, request: RequestState, chunks: abc.Sequence[Chunk]) -> None:
+    def _fetch_ahead(self, request: Request, chunks: abc.Sequence[Chunk]) -> None:
         method = request.method.method
         if method is not None and self.settings.host_bytes:
             self.chunks.fetch_ahead(request.options.collection, method, chunks)
 
-    def _choose_full_where_quicker(self, request: RequestState) -> None:
+    def _choose_full_where_quicker(self, request: Request) -> None:
         """Prefill everything where that is predicted to be quicker than stored KV, unless a method was asked for."""
         if request.options.method or request.options.conversation or self.reuse_policy is None:
             return
@@ -539,7 +528,7 @@ class Engine:
         if not self.reuse_policy.reuses(request.method.method, sizes, self.model.profile.block, question):
             request.method = replace(request.method, name=FULL, method=None)
 
-    def _screen(self, request: RequestState) -> list[Hit]:
+    def _screen(self, request: Request) -> list[Hit]:
         """Return the new chunks that join the context. Those that are left out are no hits of the request any more."""
         session, method = request.session, request.method.method
         new = session.unknown(request.hits)
@@ -548,7 +537,7 @@ class Engine:
         request.hits = [hit for hit in request.hits if hit.row not in left_out]
         return joining
 
-    def _check_room(self, request: RequestState, new: list[Hit]) -> None:
+    def _check_room(self, request: Request, new: list[Hit]) -> None:
         """Raise InputError where context, question and answer are longer than the model's positions."""
         session, question, answer = request.session, len(request.question_tokens), request.sampling.max_tokens
         context = session.state.position + sum(len(hit.chunk.tokens) for hit in new)
@@ -561,7 +550,7 @@ class Engine:
                 f"{needed}, the model reads {limit}; {instead}"
             )
 
-    def _ready_to_decode(self, request: RequestState) -> RequestState:
+    def _ready_to_decode(self, request: Request) -> Request:
         """Add the sequence to a request that is prefilled."""
         context, decoding, pooled = request.context, request.context.decoding, None
         if self.pooled_decoder is not None and isinstance(decoding, PsaState):
@@ -583,7 +572,7 @@ class Engine:
         self._page(request)
         return request
 
-    def _page(self, request: RequestState) -> None:
+    def _page(self, request: Request) -> None:
         """Let a question read its context in place, where it is decoded by recorded steps and belongs to no session."""
         sequence, session, plan = request.sequence, request.session, request.context.plan
         if not self.settings.paged or plan is None or session.name:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.prefill_state import PrefilledContext
-from ragkv.engine.request import RequestState
+from ragkv.engine.session_manager import Session
 from ragkv.recompute.base import Blocks, Tokens
 from ragkv.types import Hit
 
@@ -96,9 +96,9 @@ class KVMap:
     chunks: tuple[ChunkKVMap, ...]
 
 
-def kv_map(request: RequestState, block: int, layers: int) -> KVMap:
-    """Make the map of a request whose decoding has ended, before its conversation continues."""
-    context, hits, left_out = request.context, request.session.hits, request.session.left_out
+def kv_map(context: PrefilledContext, session: Session, block: int, layers: int) -> KVMap:
+    """Make the map of an answer whose decoding has ended, before its conversation continues."""
+    hits, left_out = session.hits, session.left_out
     rows = _prefilled(context, hits, block, layers) if context.plan is None else _planned(context, hits, block)
     rows += [[DROPPED] * (-(-len(hit.chunk.tokens) // block) * layers) for hit in left_out]
     chunks = tuple(

@@ -84,8 +84,8 @@ class PrefixCache:
 
     def drop_chunks(self, gone: Callable[[Chunk, str], bool]) -> None:
         """Forget chunks that left their collection, wherever they stood."""
-        for name, each in list(self._chunks.items()):
-            if gone(each.chunk, each.collection):
+        for name, kept in list(self._chunks.items()):
+            if gone(kept.chunk, kept.collection):
                 self._bytes -= self._chunks.pop(name).rows.bytes
 
     def chunks(self) -> list[tuple[Chunk, str]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.registry import DENSE
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.engine.speculation import speculation_report
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PooledRequest
@@ -37,7 +37,7 @@ NO_STEP = "no step was decoded: the prefill gives the first token"
 TIMED = ("retrieve", "open", "plan", "load", "repair", "prefill", "decode")
 
 
-def build_report(model: DecoderModel, request: RequestState, completion: Completion) -> Report:
+def build_report(model: DecoderModel, request: Request, completion: Completion) -> Report:
     """Build the report of a request whose decoding has ended.
 
     Args:
@@ -89,14 +89,14 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     )
 
 
-def _selection(request: RequestState, model: DecoderModel) -> Selection:
+def _selection(request: Request, model: DecoderModel) -> Selection:
     method, context = request.method.method, request.context
     promised = context.plan.promised if context.plan else None
     measured = model.profile.agreement[1] if model.profile.agreement else None
     return Selection(method.evidence if method else (), len(context.looks), promised, measured)
 
 
-def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
+def _fallbacks(request: Request) -> tuple[Fallback, ...]:
     session = request.session
     if request.reuse_refused:
         return tuple(Fallback(hit.chunk.id, NOT_QUALIFIED) for hit in session.hits)

@@ -154,11 +154,11 @@ def _stored_rows_error(stored: PrefilledContext, dense: PrefilledContext, contex
         count = alone if layer else context
         if count:
             order = stored.cache.positions(layer).argsort()[:count].to(stored.cache.devices[layer])
-            for found, expected in (
+            for computed, expected in (
                 (stored.cache.k(layer)[order], dense.cache.k(layer)[:count]),
                 (stored.cache.v(layer)[order], dense.cache.v(layer)[:count]),
             ):
-                error = _relative_error(found.flatten(1), expected.flatten(1))
+                error = _relative_error(computed.flatten(1), expected.flatten(1))
                 worst = error if not error <= worst else worst
     return worst
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ragkv.engine.drafting import Drafter
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Plan
 from ragkv.report import SpeculationReport
@@ -17,7 +17,7 @@ from ragkv.report import SpeculationReport
 POOL = "the pool of KV blocks decodes one token a step"
 
 
-def make_drafter(model: DecoderModel, request: RequestState) -> Drafter | None:
+def make_drafter(model: DecoderModel, request: Request) -> Drafter | None:
     """Return what drafts the answer of a request that is prefilled; None where nothing may be drafted."""
     if not request.speculation or _why_none(request):
         return None
@@ -45,7 +45,7 @@ def kept_texts(chunks: Sequence[Sequence[int]], plan: Plan, block: int) -> list[
     return found
 
 
-def speculation_report(request: RequestState) -> SpeculationReport | None:
+def speculation_report(request: Request) -> SpeculationReport | None:
     """Return what speculation did for a request whose decoding has ended; None if it was off."""
     if not request.speculation:
         return None
@@ -55,7 +55,7 @@ def speculation_report(request: RequestState) -> SpeculationReport | None:
     return SpeculationReport(drafter.passes, drafter.drafted, drafter.accepted, "")
 
 
-def _why_none(request: RequestState) -> str:
+def _why_none(request: Request) -> str:
     """Return why the request decodes a token a step; "" where drafts can be verified."""
     if request.sequence.pooled is not None:
         return POOL

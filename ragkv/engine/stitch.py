@@ -114,9 +114,9 @@ class Stitch:
         row = self.cache.shape.kv_heads * self.cache.shape.head_dim * self.cache.dtype.itemsize
         begin = np.array([[k.data_ptr() for k, _ in stores], [v.data_ptr() for _, v in stores]])
         slots = np.empty_like(positions)
-        for number, found in {id(each): each for each in self._slots}.items():
+        for number, slots_of in {id(each): each for each in self._slots}.items():
             here = np.array([id(each) == number for each in self._slots])[layers]
-            slots[here] = found[positions[here]]
+            slots[here] = slots_of[positions[here]]
         k, v = begin[:, layers] + slots * row
         return k, v
 

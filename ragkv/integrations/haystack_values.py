@@ -77,7 +77,7 @@ def _conditions(filters: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     if "field" in filters:
         yield str(filters["field"]).removeprefix("meta."), str(operator), filters.get("value")
     elif operator == "AND":
-        for each in filters.get("conditions", ()):
-            yield from _conditions(each)
+        for condition in filters.get("conditions", ()):
+            yield from _conditions(condition)
     else:
         raise unsupported(f"the operator {operator!r}")

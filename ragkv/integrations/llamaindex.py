@@ -227,11 +227,11 @@ def _filter(filters: MetadataFilters | None) -> dict[str, Filter]:
 def _conditions(filters: MetadataFilters) -> Iterator[tuple[str, str, Any]]:
     if filters.condition not in (None, FilterCondition.AND) and len(filters.filters) > 1:
         raise unsupported(f"the condition {filters.condition.value!r}")
-    for each in filters.filters:
-        if isinstance(each, MetadataFilters):
-            yield from _conditions(each)
+    for condition in filters.filters:
+        if isinstance(condition, MetadataFilters):
+            yield from _conditions(condition)
         else:
-            yield each.key, each.operator.value, each.value
+            yield condition.key, condition.operator.value, condition.value
 
 
 def _response(answer: Answer) -> Response:

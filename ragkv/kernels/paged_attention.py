@@ -165,8 +165,8 @@ def attend_paged(
                     turned = rotate(queries[row][None], paged.cos[far][None], paged.sin[far][None])[0]
                     scores[row].append(_scores(turned, k.to(wide), group))
                     values[row].append(v.to(wide))
-    for row, (found, seen) in enumerate(zip(scores, values, strict=True)):
-        weights = (torch.cat(found, dim=-1) * scale).softmax(-1).view(shape.kv_heads, group, -1)
+    for row, (row_scores, seen) in enumerate(zip(scores, values, strict=True)):
+        weights = (torch.cat(row_scores, dim=-1) * scale).softmax(-1).view(shape.kv_heads, group, -1)
         out[row] = torch.einsum("ghn,ngd->ghd", weights, torch.cat(seen)).reshape(q.shape[1:])
     return out
 

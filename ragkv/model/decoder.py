@@ -135,8 +135,8 @@ class DecoderModel:
         found = load_checkpoint(source, device, dtype, profiles, cache, notify)
         weights_hash = found.weights_hash
         if weights == "fp8":
-            for each in dict.fromkeys(layer_devices(found.weights.model)):
-                check_fp8(each)
+            for layer_device in dict.fromkeys(layer_devices(found.weights.model)):
+                check_fp8(layer_device)
             quantise_weights(found.weights)
             weights_hash = joined_hash(weights_hash, weights)
         elif supports_packing(found.weights):

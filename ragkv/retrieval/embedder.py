@@ -261,8 +261,8 @@ def _join_windows(
     offsets, starts = byte_offsets(text), list[NDArray[np.int64]]()
     begins = offsets if stands is None else offsets[stands]  # of each folded character
     shift = -len(title) - before
-    for each, window in zip(read, windows, strict=True):
-        at = np.where(each.starts < before, -1, each.starts + shift)
+    for batch, window in zip(read, windows, strict=True):
+        at = np.where(batch.starts < before, -1, batch.starts + shift)
         starts.append(np.where(at < 0, -1, begins[np.clip(at, 0, len(read_text))]))
         shift += len(window)
     outputs = np.concatenate([each.outputs for each in read])

@@ -240,8 +240,8 @@ def turn_lines(passes: Sequence[PassLines], heads: int, now: int) -> TurnLines |
     latest = passes[-1]
     width, group = 1 + max(each.last for each in passes), latest.unlimited.shape[0] // heads
     marks = torch.zeros(2, heads, width, dtype=torch.bool, device=latest.unlimited.device)
-    for each in passes:
-        for mark, (head, line) in zip(marks, (each.vertical.long(), each.slash.long()), strict=True):
+    for layer_pass in passes:
+        for mark, (head, line) in zip(marks, (layer_pass.vertical.long(), layer_pass.slash.long()), strict=True):
             mark[head // group, line] = True
     unlimited = latest.unlimited.view(heads, group).any(1)
     return TurnLines(marks[0], marks[1], unlimited if latest.last == now - 1 else torch.ones_like(unlimited))

@@ -113,8 +113,8 @@ class RedisStore:
         commands += [("SET", head_name(key), pack_frame(len(body), size) + head, *self._head_expiry), ("EXEC",)]
         # The first refusal says why EXEC was refused.
         for reply in self.link.pipeline(commands, self.link.deadline(len(head) + size)):
-            for each in reply if isinstance(reply, list) else [reply]:
-                self.link.checked(each)
+            for part in reply if isinstance(reply, list) else [reply]:
+                self.link.checked(part)
 
     def head(self, key: Key) -> bytes:
         """See KVStore.head."""

@@ -30,8 +30,8 @@ def blanks(rng: random.Random, chunk: ParsedChunk, most: int = 3) -> list[Draft]
 def _of(rng: random.Random, sentence: Span) -> Iterator[Draft]:
     if '"' in sentence.text or "“" in sentence.text or sentence.text.endswith("?"):
         return
-    for found in _PART.finditer(sentence.text):
-        part, start = found[1].strip().rstrip("."), sentence.start + found.start(1)
+    for match in _PART.finditer(sentence.text):
+        part, start = match[1].strip().rstrip("."), sentence.start + match.start(1)
         words = part.split()
         if not 5 <= len(words) <= 16 or not carried(part) or not _said(words) or words[0].lower() in SUBORDINATORS:
             continue
@@ -39,7 +39,7 @@ def _of(rng: random.Random, sentence: Span) -> Iterator[Draft]:
             words[0].islower() and words[0] not in ("the", "a", "an")
         ):
             continue
-        if found.start(1) == 0 and words[0].lower() not in ("the", "a", "an") and not words[0][:1].isupper():
+        if match.start(1) == 0 and words[0].lower() not in ("the", "a", "an") and not words[0][:1].isupper():
             continue
         if words[0].split("-")[0] in ("The", "A", "An"):
             part = part[0].lower() + part[1:]
@@ -54,12 +54,12 @@ def _said(words: list[str]) -> bool:
 
 
 def _date(rng: random.Random, part: str, start: int) -> Iterator[Draft]:
-    for found in _DATED.finditer(part):
-        value = dated(part[found.end() :])
-        if not value or not re.search(r"\d", value) or part[found.end() + len(value) :].startswith(("-", "–")):
+    for match in _DATED.finditer(part):
+        value = dated(part[match.end() :])
+        if not value or not re.search(r"\d", value) or part[match.end() + len(value) :].startswith(("-", "–")):
             continue
-        answer = Span(value.removeprefix("the "), start + found.end() + 4 * value.startswith("the "))
-        before, after = part[: found.start()].strip(), part[found.end() + len(value) :]
+        answer = Span(value.removeprefix("the "), start + match.end() + 4 * value.startswith("the "))
+        before, after = part[: match.start()].strip(), part[match.end() + len(value) :]
         if re.search(r"\d{4}", before + after) or len(before.split()) < 3 or len(after.split()) > 8:
             continue
         asks = (
@@ -69,16 +69,16 @@ def _date(rng: random.Random, part: str, start: int) -> Iterator[Draft]:
             if re.search(r"\d (?:of )?[A-Z]|[a-z] \d{1,2}\b", value)
             else ""
         )
-        text = f"{before} {found[0].strip()} {asks}{after}" if asks else f"{before} when{after}"
+        text = f"{before} {match[0].strip()} {asks}{after}" if asks else f"{before} when{after}"
         yield Draft(
             text[:1].upper() + text[1:], answer, "blank", (), f"{before}{after} {rng.choice(('year', 'date', 'when'))}"
         )
 
 
 def _number(part: str, start: int) -> Iterator[Draft]:
-    for found in _NUMBER.finditer(part):
-        pair = counted(part[found.start() :])
-        before = part[: found.start()].strip()
+    for match in _NUMBER.finditer(part):
+        pair = counted(part[match.start() :])
+        before = part[: match.start()].strip()
         last = before.split()[-1] if before else ""
         if pair and not (last in AUXILIARIES or last in PAST or last in THIRD or last in VERBS or last in _BEFORE):
             continue
@@ -88,14 +88,14 @@ def _number(part: str, start: int) -> Iterator[Draft]:
             and before.split()[-1]
             not in ("of", "the", "and", "or", "to", "page", "version", "chapter", "verse", "than")
         ):
-            rest = part[found.start() + len(pair[0]) :]
+            rest = part[match.start() + len(pair[0]) :]
             text = f"{before} how many{rest}"
             if before in ("There are", "There were"):
                 noun = pair[1].split()
                 text = f"How many {' '.join(noun)} {before.split()[1]} there{rest[len(pair[1]) + 1 :]}"
             yield Draft(
                 text[:1].upper() + text[1:],
-                Span(pair[0], start + found.start()),
+                Span(pair[0], start + match.start()),
                 "blank",
                 (),
                 f"how many{rest} {before}",
@@ -103,11 +103,11 @@ def _number(part: str, start: int) -> Iterator[Draft]:
 
 
 def _person(rng: random.Random, part: str, start: int) -> Iterator[Draft]:
-    for found in _PERSON.finditer(part):
-        if not person(found[0]):
+    for match in _PERSON.finditer(part):
+        if not person(match[0]):
             continue
-        before, after = part[: found.start()].strip(), part[found.end() :]
-        answer = Span(found[0], start + found.start())
+        before, after = part[: match.start()].strip(), part[match.end() :]
+        answer = Span(match[0], start + match.start())
         following = after.split()[0] if after.split() else ""
         if not before and (following in AUXILIARIES or following in PAST):
             yield Draft(f"Who{after}", answer, "who", (), f"who{after}")

@@ -28,11 +28,11 @@ def when(rng: random.Random, told: Told) -> Iterator[Draft]:
     clause = told.clause
     if clause.tense in ("be", "modal") or clause.verb is None or not repeatable(told):
         return
-    for each in clause.phrases:
-        if each.kind != "date" or each.preposition not in ("in", "on", "during"):
+    for phrase in clause.phrases:
+        if phrase.kind != "date" or phrase.preposition not in ("in", "on", "during"):
             continue
-        rest = rest_of(rng, told, each)
-        others = " ".join((rest, *(other.body.text for other in clause.phrases if other is not each)))
+        rest = rest_of(rng, told, phrase)
+        others = " ".join((rest, *(other.body.text for other in clause.phrases if other is not phrase)))
         if _SECOND_DATE.search(others) or (not rest and clause.verb.base not in _ALONE):
             continue
         agents = [
@@ -45,8 +45,8 @@ def when(rng: random.Random, told: Told) -> Iterator[Draft]:
         form = clause.verb.participle if clause.tense == "passive" else clause.verb.base
         query = f"when {says.split(' ', 1)[0]} {told.name} {form} {thing}".strip()
         names = tuple(part for part in (told.name, thing) if part)
-        opening = _opening(rng, each.body.text)
-        yield Draft(f"{opening} {says}", bare(each.body), "when", names, query, clause.verb.base)
+        opening = _opening(rng, phrase.body.text)
+        yield Draft(f"{opening} {says}", bare(phrase.body), "when", names, query, clause.verb.base)
 
 
 def _opening(rng: random.Random, date: str) -> str:
@@ -58,10 +58,10 @@ def _opening(rng: random.Random, date: str) -> str:
 
 def where(rng: random.Random, told: Told) -> Iterator[Draft]:
     clause = told.clause
-    for each in clause.phrases:
-        if each.kind != "place" or clause.tense in ("be", "modal") or clause.verb is None or not repeatable(told):
+    for phrase in clause.phrases:
+        if phrase.kind != "place" or clause.tense in ("be", "modal") or clause.verb is None or not repeatable(told):
             continue
-        known = place(each.body.text) or clause.verb.base in (
+        known = place(phrase.body.text) or clause.verb.base in (
             "locate",
             "bear",
             "die",
@@ -69,7 +69,7 @@ def where(rng: random.Random, told: Told) -> Iterator[Draft]:
             "settle",
             "bury",
         )
-        rest = rest_of(rng, told, each)
+        rest = rest_of(rng, told, phrase)
         if not known or (
             not rest
             and clause.verb.base
@@ -93,7 +93,7 @@ def where(rng: random.Random, told: Told) -> Iterator[Draft]:
             continue
         yield Draft(
             f"Where {asked(rng, told, rest)}",
-            bare(each.body),
+            bare(phrase.body),
             "where",
             (told.name,),
             f"where {told.name} {clause.verb.past}",

@@ -81,13 +81,13 @@ class Clause:
 def sentences(text: str) -> Iterator[Span]:
     """The sentences of a text."""
     start = 0
-    for found in _END.finditer(text):
-        piece = text[start : found.end()]
-        if "\n" not in found[0] and _ABBREVIATED.search(text[max(0, start) : found.start() + 1]):
+    for match in _END.finditer(text):
+        piece = text[start : match.end()]
+        if "\n" not in match[0] and _ABBREVIATED.search(text[max(0, start) : match.start() + 1]):
             continue
         if piece.strip():
-            yield _trim(text, start, found.end())
-        start = found.end()
+            yield _trim(text, start, match.end())
+        start = match.end()
     if text[start:].strip():
         yield _trim(text, start, len(text))
 

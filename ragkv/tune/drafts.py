@@ -115,18 +115,18 @@ def rest_of(rng: random.Random, told: Told, without: Phrase | None = None, least
     clause = told.clause
     kept = [clause.object.text] if clause.object else []
     most = max(least, rng.choice((0, 1, 1, 2, 3)))
-    for each in clause.phrases:
-        if each is without or (each.kind == "agent" and without is not None):
+    for phrase in clause.phrases:
+        if phrase is without or (phrase.kind == "agent" and without is not None):
             continue
         if (
-            not carried(each.body.text)
-            or re.search(r"\d and [a-z]+ \d", each.body.text)
-            or len(each.body.text.split()) > 8
-            or (most <= 0 and each.preposition not in NEEDED)
-            or each.body.text.split()[0].endswith("ing")
+            not carried(phrase.body.text)
+            or re.search(r"\d and [a-z]+ \d", phrase.body.text)
+            or len(phrase.body.text.split()) > 8
+            or (most <= 0 and phrase.preposition not in NEEDED)
+            or phrase.body.text.split()[0].endswith("ing")
         ):
             break
-        kept.append(f"{each.preposition} {each.body.text}")
+        kept.append(f"{phrase.preposition} {phrase.body.text}")
         most -= 1
     return " ".join(kept)
 
@@ -168,10 +168,10 @@ def repeatable(told: Told) -> bool:
 def leading(clause: Clause) -> list[Phrase]:
     """The first phrases that a question may repeat."""
     kept: list[Phrase] = []
-    for each in clause.phrases:
-        if not carried(each.body.text) or len(each.body.text.split()) > 6 or each.kind == "agent":
+    for phrase in clause.phrases:
+        if not carried(phrase.body.text) or len(phrase.body.text.split()) > 6 or phrase.kind == "agent":
             break
-        kept.append(each)
+        kept.append(phrase)
     return kept
 
 

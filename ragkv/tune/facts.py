@@ -131,22 +131,22 @@ def facts(title: str, text: str) -> ParsedChunk:
 def patterns(rng: random.Random, chunk: ParsedChunk) -> Iterator[Draft]:
     """Questions about short forms, other names, and dictionary entries."""
     text = chunk.text
-    for found in _SHORT.finditer(text):
-        full, short = found[1], found[2]
+    for match in _SHORT.finditer(text):
+        full, short = match[1], match[2]
         cut = _initials(full, short)
         if cut is not None:
-            span = Span(full[cut:], found.start(1) + cut)
-            yield from _stands(rng, short, span, Span(short, found.start(2)))
-    for found in _STANDS.finditer(text):
-        if _initials(found[2], found[1]) == 0:
-            yield from _stands(rng, found[1], Span(found[2], found.start(2)), None)
+            span = Span(full[cut:], match.start(1) + cut)
+            yield from _stands(rng, short, span, Span(short, match.start(2)))
+    for match in _STANDS.finditer(text):
+        if _initials(match[2], match[1]) == 0:
+            yield from _stands(rng, match[1], Span(match[2], match.start(2)), None)
     yield from _other_names(rng, text)
     yield from _entry(rng, chunk)
 
 
 def _other_names(rng: random.Random, text: str) -> Iterator[Draft]:
-    for found in _ALSO.finditer(text):
-        name, other = found[1], Span(found[2], found.start(2))
+    for match in _ALSO.finditer(text):
+        name, other = match[1], Span(match[2], match.start(2))
         low = name.lower().split()
         article = low[0] in ("the", "a", "an")
         if (article or proper(name)) and specific(name) and not set(low) & AUXILIARIES:
@@ -214,7 +214,7 @@ def ask(rng: random.Random, chunk: ParsedChunk) -> list[Draft]:
     """Some questions about a chunk, in a random order."""
     found = list(patterns(rng, chunk))
     found = rng.sample(found, min(len(found), 2)) + blanks(rng, chunk)
-    for each in chunk.told:
-        found += drafts(rng, each)
+    for fact in chunk.told:
+        found += drafts(rng, fact)
     rng.shuffle(found)
     return found

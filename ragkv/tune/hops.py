@@ -64,9 +64,9 @@ def bridges(
         if draft.rule not in _BRIDGED:
             continue
         for name in described.keys() & set(draft.names):
-            for each in described[name]:
-                if (each.chunk != n or not each.start <= draft.answer.start < each.end) and (
-                    new := _renamed(draft, name, each.said)
+            for fact in described[name]:
+                if (fact.chunk != n or not fact.start <= draft.answer.start < fact.end) and (
+                    new := _renamed(draft, name, fact.said)
                 ):
                     found.append((new, n))
     return rng.sample(found, min(most, len(found)))
@@ -145,10 +145,10 @@ def _made(told: Told) -> list[tuple[str, str]]:
     clause = told.clause
     if clause.tense != "passive" or clause.verb is None or clause.object is not None or told.resolved:
         return []
-    for each in clause.phrases:
-        name = each.body.text
+    for phrase in clause.phrases:
+        name = phrase.body.text
         if (
-            each.kind == "agent"
+            phrase.kind == "agent"
             and proper(name)
             and not name.startswith("the ")
             and re.search(r"[A-Z]", told.name)

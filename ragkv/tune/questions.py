@@ -93,10 +93,10 @@ def _balanced(rng: random.Random, asked: list[Asked], unknown: float) -> list[As
     room = unknown / (1 - unknown) * answered if unknown < 1 else len(asked)
     room = int(room) + (rng.random() < room % 1)
     kept = []
-    for each in asked:
-        room -= each.answer == UNKNOWN
-        if each.answer != UNKNOWN or room >= 0:
-            kept.append(each)
+    for draft in asked:
+        room -= draft.answer == UNKNOWN
+        if draft.answer != UNKNOWN or room >= 0:
+            kept.append(draft)
     return kept
 
 

@@ -85,8 +85,8 @@ def columns(rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
     targets = np.stack([row.targets for row in rows])
     sizes = np.array([row.kept.shape for row in rows]).max(0)
     kept = np.zeros((len(rows), *sizes), np.bool_)
-    for row, each in zip(rows, kept, strict=True):
-        each[: row.kept.shape[0], : row.kept.shape[1]] = row.kept
+    for row, piece in zip(rows, kept, strict=True):
+        piece[: row.kept.shape[0], : row.kept.shape[1]] = row.kept
     return {"columns": torch.from_numpy(joined), "targets": torch.from_numpy(targets), "kept": torch.from_numpy(kept)}
 
 

@@ -71,19 +71,19 @@ def agent(rng: random.Random, told: Told) -> Iterator[Draft]:
     clause = told.clause
     if clause.tense != "passive" or clause.verb is None or clause.object is not None:
         return
-    for at, each in enumerate(clause.phrases[:2]):
+    for at, phrase in enumerate(clause.phrases[:2]):
         if at == 1 and clause.phrases[0].kind not in ("date", "place"):
             return
-        if each.kind != "agent" or (clause.listed and each is clause.phrases[-1]) or not _doer(each):
+        if phrase.kind != "agent" or (clause.listed and phrase is clause.phrases[-1]) or not _doer(phrase):
             continue
-        answer = bare(each.body)
+        answer = bare(phrase.body)
         leading = re.match(r"(?:[a-z]+ ){1,3}(?=[A-Z][\w.]+ [A-Z])", answer.text)
         if leading and clause.verb.base in AGENTIVE and not re.search(r"\b(?:of|and)\b", leading[0]):
             answer = Span(answer.text[leading.end() :], answer.start + leading.end())
         rest = " ".join(
             f"{o.preposition} {o.body.text}"
             for o in clause.phrases
-            if o is not each and carried(o.body.text) and len(o.body.text.split()) < 7 and rng.random() < 0.5
+            if o is not phrase and carried(o.body.text) and len(o.body.text.split()) < 7 and rng.random() < 0.5
         )
         for text, query in _agent_forms(rng, told, clause.verb, answer, rest):
             yield Draft(text.strip(), answer, "agent", (told.name,), query, clause.verb.base)

@@ -23,7 +23,7 @@ def overwrite(path: Path, chance: random.Random) -> None:
             os.pwrite(file.fileno(), chance.randbytes(PAGE), at)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_catalogue_that_is_overwritten_ends_in_503_for_every_request_and_in_health_that_tells(tmp_path: Path) -> None:
     def send(client: httpx.Client) -> list[httpx.Response]:
         """Send requests of every kind that needs the catalogue; none may hang."""

@@ -348,7 +348,7 @@ def figures(world: World) -> dict[str, Any]:
     }
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_nothing_of_a_deleted_document_is_in_any_response_under_load(tmp_path: Path) -> None:
     world = check_deleted_means_gone(tmp_path, SECONDS, new_interpreter=False)
     print(json.dumps(figures(world), indent=1))  # seen with -s

@@ -16,7 +16,7 @@ PATIENCE = 30.0
 """Seconds; a request that waits for room that nobody makes is not answered at all."""
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not mounts_disks(), reason="this machine does not let a user mount a small disk"),
 ]
 

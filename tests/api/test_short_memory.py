@@ -18,7 +18,7 @@ def mapped(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_short_memory_is_503_and_every_request_is_served_when_there_is_memory_again(tmp_path: Path) -> None:
     def text(sentences: int) -> str:
         told = "In chapter {n} the keeper counted {n} ships before the fog came down."

@@ -12,7 +12,7 @@ from ragkv.cli import run
 from tests.libraries import open_engine
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_turns_in_full_are_answered_as_after_one_dense_prefill_and_cost_little(tmp_path, model, embedder):
     params = DialogueParams(dialogues=3, each=3, chunks=4, chunk_tokens=160)
     with open_engine(tmp_path, model, embedder, chunk_tokens=160) as engine:
@@ -38,7 +38,7 @@ def test_turns_in_full_are_answered_as_after_one_dense_prefill_and_cost_little(t
             assert connection.exec_driver_sql("SELECT count(*) FROM turns").fetchone() == (0,)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_command_prints_what_the_policies_of_a_conversation_read(tmp_path, capsys):
     file = tmp_path / "figures.json"
     asked = ["--dialogues", "1", "--chunks", "2", "--chunk-tokens", "200", "--method", "full", "--json", str(file)]

@@ -37,7 +37,7 @@ def program(folder: Path, text: str) -> LlamaParams:
     return LlamaParams(path, folder / "model.gguf", 1, 512)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_the_server_is_started_asked_and_stopped(tmp_path):
     with LlamaServer(program(tmp_path, FAKE.format(python=sys.executable))) as server:
         found = server.first_token([1, 2, 3])
@@ -47,7 +47,7 @@ def test_the_server_is_started_asked_and_stopped(tmp_path):
     assert process.poll() is not None
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_a_server_that_cannot_start_is_an_error_of_one_line(tmp_path):
     with pytest.raises(ConfigError, match="status 3"):
         LlamaServer(program(tmp_path, "#!/bin/sh\nexit 3\n"))

@@ -152,7 +152,7 @@ def of_2048_tokens(tiny_folder, folder):
     return folder
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_command_runs_a_longbench_file_and_writes_what_it_found(tiny_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAGKV_MODEL", str(of_2048_tokens(tiny_folder, tmp_path / "model")))

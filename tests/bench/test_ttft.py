@@ -22,7 +22,7 @@ def test_the_first_token_comes_three_times_sooner_than_by_full_recompute(tmp_pat
     assert scout.speedup_without_retrieval >= 3
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_command_shows_its_figures_writes_them_and_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["bench", "ttft", "--chunks", "2", "--chunk-tokens", "128", "--repeat", "1", "--json", "ttft.json"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ragkv.engine.batch import Batch
-from ragkv.engine.decoding import Company, decode, generate
+from ragkv.engine.decoding import PrefillGroup, decode, generate
 from ragkv.engine.generation import Sampling, Sequence
 from ragkv.kernels.attention import attend
 from ragkv.model.kv_cache import ContextCache
@@ -294,10 +294,10 @@ def test_passes_of_other_requests_run_in_the_forward_of_a_step(model):
     batch.sample()
     (one, alone_one), (two, alone_two) = first_pass(model, 70), first_pass(model, 71)
     with counted(model) as forwards:
-        company = Company([one, two])
-        assert batch.forward(company) == []
+        group = PrefillGroup([one, two])
+        assert batch.forward(group) == []
     assert forwards == [5]
-    for found, expected in zip(company.logits, (alone_one, alone_two), strict=True):
+    for found, expected in zip(group.logits, (alone_one, alone_two), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     until_quiet(batch)
     assert [run.tokens for run in runs] == [
@@ -315,10 +315,10 @@ def test_a_fault_of_other_requests_passes_ends_no_sequence(model):
     lengths = runs[0].cache.lengths[0]
     broken, _ = first_pass(model, 70)
     del broken.cache._k[1:]  # fails behind the first layer
-    company = Company([broken])
-    assert batch.forward(company) == []
-    assert isinstance(company.fault, IndexError)
-    assert company.logits is None
+    group = PrefillGroup([broken])
+    assert batch.forward(group) == []
+    assert isinstance(group.fault, IndexError)
+    assert group.logits is None
     assert runs[0].cache.lengths == [lengths + 1] * model.shape.layers
     until_quiet(batch)
     assert [run.tokens for run in runs] == [
@@ -340,17 +340,17 @@ class Fixed:
 
 
 @pytest.mark.parametrize("policy", [Psa(block=8), None])
-def test_company_joins_dense_sequences_only(model, policy):
+def test_a_prefill_group_joins_dense_sequences_only(model, policy):
     """A policy that has seen a part of a pass cannot see it again."""
     batch = Batch(model)
     batch.join(ask(model, 2, policy=Psa(block=8)))
     batch.join(ask(model, 3, policy=policy))
     batch.sample()
-    company = Company([first_pass(model, 70)[0]])
+    group = PrefillGroup([first_pass(model, 70)[0]])
     with counted(model) as forwards:
-        batch.forward(company)
+        batch.forward(group)
     assert forwards == ([2] if policy else [2, 1])
-    assert (company.logits is None) == (policy is not None)
+    assert (group.logits is None) == (policy is not None)
 
 
 def test_a_sequence_that_leaves_between_its_token_and_its_pass_is_not_computed(model):

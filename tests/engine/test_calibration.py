@@ -29,7 +29,7 @@ def quiet(what, done, total):
     """Show no progress."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_few_heads_find_most_answers_of_the_bundled_model(model):
     seen = []
     sets = needle_sets(model, NeedleSetParams(sets=1, documents=3, questions=8, tokens=200))

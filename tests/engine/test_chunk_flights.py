@@ -13,7 +13,7 @@ from ragkv.engine import chunk_flights
 from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
 from ragkv.engine.passes import Passes, Pause
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.errors import StoreUnavailable
 from ragkv.report import Answer
 from ragkv.types import Document, Key
@@ -53,7 +53,7 @@ def lose(engine: Engine, key: Key) -> tuple[bytes, list[bytes]]:
     return head, [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
-def run_until_pause(engine: Engine, passes: Passes[RequestState], seconds: float) -> bool:
+def run_until_pause(engine: Engine, passes: Passes[Request], seconds: float) -> bool:
     """Run passes until a pause that is not over at once; False when they end before. Raises what they raise."""
     until = time.monotonic() + seconds
     step = next(passes)
@@ -67,7 +67,7 @@ def run_until_pause(engine: Engine, passes: Passes[RequestState], seconds: float
     raise TimeoutError
 
 
-def run_to_end(engine: Engine, passes: Passes[RequestState]) -> RequestState:
+def run_to_end(engine: Engine, passes: Passes[Request]) -> Request:
     """Run passes to their end."""
     step = next(passes)
     try:
@@ -78,7 +78,7 @@ def run_to_end(engine: Engine, passes: Passes[RequestState]) -> RequestState:
             else:
                 step = passes.send(engine.model.forward([step])[0])
     except StopIteration as end:
-        state: RequestState = end.value
+        state: Request = end.value
         return state
 
 
@@ -110,7 +110,7 @@ def test_a_chunk_that_another_process_encodes_is_waited_for_and_is_a_hit(engine:
     expected, (first, _) = engine.answer(QUESTION), keys(engine)
     head, body = lose(engine, first)
     assert engine.store.leases.take(first, OTHER, 60) == "taken"
-    passes = engine.prefill_passes(QUESTION)
+    passes = engine.prefill_passes(Request(QUESTION))
     assert run_until_pause(engine, passes, 30)
     engine.store.put(first, head, body)
     state = run_to_end(engine, passes)
@@ -127,7 +127,7 @@ def test_chunks_that_nobody_encodes_are_encoded_before_the_wait(engine: Engine) 
     for key in keys(engine):
         engine.store.delete(key)
     assert engine.store.leases.take(Key(min(engine.key(*each) for each in chunks_of(engine))), OTHER, 60) == "taken"
-    passes = engine.prefill_passes(QUESTION)
+    passes = engine.prefill_passes(Request(QUESTION))
     assert run_until_pause(engine, passes, 30)
     assert +engine.chunks.flights.counts == {"led": 1}
     assert len(keys(engine)) == 1
@@ -231,7 +231,7 @@ def test_questions_of_one_process_ask_the_store_as_often_as_one(
     engine.store.delete(first)
     assert engine.store.leases.take(first, OTHER, 60) == "taken"
     monkeypatch.setattr(engine.store.leases, "take", counted)
-    waiting = [engine.prefill_passes(QUESTION) for _ in range(5)]
+    waiting = [engine.prefill_passes(Request(QUESTION)) for _ in range(5)]
     assert all(run_until_pause(engine, passes, 30) for passes in waiting)
     assert asked == [first]
     for passes in waiting:

@@ -14,7 +14,7 @@ from ingest.pipeline import ingest
 from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
 from ragkv.engine.kv_map import KVMap, kv_map
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.recompute.base import Plan, rows_alive
 from ragkv.report import Answer
 from ragkv.types import AskOptions, Chunk, Document, Hit
@@ -40,7 +40,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield made
 
 
-def asked(engine: Engine, question: str = QUESTION, **requested: Any) -> tuple[Answer, KVMap, RequestState]:
+def asked(engine: Engine, question: str = QUESTION, **requested: Any) -> tuple[Answer, KVMap, Request]:
     begun = engine.prefill(question, AskOptions(**requested))
     for _ in generate(engine.model, begun.sequence):
         pass
@@ -142,10 +142,8 @@ def many(block: int, chunks: int = 64, blocks: int = 32, layers: int = 32) -> KV
         for layer in kept
     )
     plan = Plan(kept, rows, ((),) * layers)
-    begun: Any = SimpleNamespace(
-        context=SimpleNamespace(plan=plan, decoding=None), session=SimpleNamespace(hits=hits, left_out=[])
-    )
-    return kv_map(begun, block, layers)
+    context, session = SimpleNamespace(plan=plan, decoding=None), SimpleNamespace(hits=hits, left_out=[])
+    return kv_map(context, session, block, layers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("block", [8, 16, 600])

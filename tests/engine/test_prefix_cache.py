@@ -11,6 +11,7 @@ import torch
 from ingest.pipeline import ingest, remove
 from ragkv.engine.engine import AskOptions, Engine
 from ragkv.engine.prefix_cache import PrefixCache
+from ragkv.engine.request import Request
 from ragkv.errors import InputError
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Pass
@@ -76,7 +77,7 @@ def test_a_removed_document_is_forgotten(engine: Engine) -> None:
 
 def test_a_document_that_is_removed_while_a_question_runs_is_not_kept(engine: Engine) -> None:
     question = "Who built the swift ferry?"
-    passes = engine.prefill_passes(question, AskOptions(method=PREFIXED))
+    passes = engine.prefill_passes(Request(question, AskOptions(method=PREFIXED)))
     step = next(passes)
     assert isinstance(step, Pass)
     remove(engine, "default", "swift")

@@ -177,7 +177,7 @@ def test_white_space_alone_is_no_document(prompt: DemoPrompt) -> None:
     ],
     ids=["no spaces", "no sentences", "line ends", "quotes", "emoji", "no pauses", "brackets"],
 )
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_hostile_texts_take_a_bounded_time(prompt: DemoPrompt, text: str) -> None:
     document = Document("a.md", "T", text)
     check(document, split(document, prompt, 256), prompt, 256)

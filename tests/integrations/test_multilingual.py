@@ -13,7 +13,7 @@ from ragkv.catalog import Catalog
 from ragkv.errors import ConfigError
 from ragkv.retrieval import MultilingualEmbedder, make_embedder, multilingual, open_earlier
 from tests.api.conftest import HARBOUR, serving, settings
-from tests.api.runtime.test_decode_loop import until
+from tests.api.runtime.test_answers_together import until
 
 pytestmark = pytest.mark.integrations
 

@@ -115,8 +115,8 @@ class PooledDecoder:
             logits = self._graphs.run("step", host, self._step).clone()
         counts = [pool.index.read, self._missed, pool.index.ahead]
         pool.index.counts.add_(torch.stack([each.sum((0, 2), dtype=torch.int64) for each in counts], dim=1))
-        for each in requests:
-            each.count_step()
+        for request in requests:
+            request.count_step()
         pool.end_step(places, positions)
         return logits[places]
 

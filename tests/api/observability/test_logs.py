@@ -36,10 +36,10 @@ from ragkv.engine.engine import Engine
 
 prefill = Engine.prefill_passes
 
-def broken(self, question, options):
-    if "explode" in question:
-        raise ZeroDivisionError(question)
-    return (yield from prefill(self, question, options))
+def broken(self, request):
+    if "explode" in request.question:
+        raise ZeroDivisionError(request.question)
+    return (yield from prefill(self, request))
 
 Engine.prefill_passes = broken
 sys.exit(run(["serve", "--port", "0"]))

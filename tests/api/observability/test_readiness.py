@@ -19,7 +19,7 @@ from ragkv.retrieval import Embedder
 from ragkv.retrieval.embedder import _packaged_folder
 from ragkv.types import Document, EmbeddedPassages
 from tests.api.conftest import HARBOUR, Service, serving, settings
-from tests.api.runtime.test_decode_loop import until
+from tests.api.runtime.test_answers_together import until
 from tests.api.test_faults import held
 from tests.libraries import open_engine
 from tests.redis_server import redis_server

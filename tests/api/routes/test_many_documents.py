@@ -108,7 +108,7 @@ def stopped(process: Any, client: httpx.Client) -> None:
     assert process.wait(20) == 0
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_job_of_many_documents_survives_a_kill_and_is_done_once(tmp_path: Path) -> None:
     check_restart(tmp_path, 24, 800)  # five documents are encoded together, so it takes five groups
 

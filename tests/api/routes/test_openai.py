@@ -12,7 +12,7 @@ import pytest
 from api.routes.openai_chat import ChatTurns, turns_of
 from api.schemas.openai import Chat
 from tests.api.conftest import Service
-from tests.api.runtime.test_decode_loop import endless, until
+from tests.api.runtime.test_answers_together import endless, until
 from tests.api.test_faults import held
 
 WHO = "Who built the harbour of Tarn?"

@@ -11,7 +11,6 @@ import gc
 import random
 import time
 from collections import Counter
-from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,13 +20,11 @@ from unittest.mock import patch
 
 import torch
 
-from api.runtime.answer_history import AnswerHistory
-from api.runtime.decode_loop import DecodeLoop
-from api.runtime.request_queue import QueuedQuestion
 from ragkv.catalog import Catalog
 from ragkv.engine.engine import Engine
+from ragkv.engine.loop import ServingLoop
+from ragkv.engine.request import Request
 from ragkv.errors import Expired
-from ragkv.metrics.sums import MetricsRecorder
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.block_tables import BlockPoolMemory
 from ragkv.model.execution.graph_decode import GraphDecoder
@@ -35,6 +32,7 @@ from ragkv.report import Answer
 from ragkv.retrieval import Retriever
 from ragkv.store import open_store
 from ragkv.types import AskOptions
+from tests.engine.listening import FutureListener, future_of
 from tests.engine.test_session_manager import fill
 from tests.ingest.reader import WordEmbedder
 from tests.quick import quick_model, quick_settings
@@ -98,14 +96,20 @@ class Asked:
     """One request. seed: what it was made from; leaves: whether its client leaves."""
 
     seed: int
-    question: QueuedQuestion
+    question: Request
     leaves: bool
 
     @property
     def answer(self) -> Answer | None:
         """Its answer; None where it left or was too late."""
-        future = self.question.future
+        future = future_of(self.question)
         return None if future.cancelled() or isinstance(future.exception(), Expired) else future.result()
+
+
+def drafted(asked: Asked) -> bool:
+    """Whether tokens of the answer were drafted."""
+    speculation = None if asked.answer is None else asked.answer.report.decoding.speculation
+    return speculation is not None and speculation.drafted > 0
 
 
 def make_request(seed: int, window: int) -> Asked:
@@ -131,7 +135,7 @@ def make_request(seed: int, window: int) -> Asked:
         )
     late = dice.random() < 0.02
     deadline = time.monotonic() + dice.choice((0.0, 0.02)) if late else inf
-    return Asked(seed, QueuedQuestion(text, options, Future(), deadline=deadline), dice.random() < 0.12)
+    return Asked(seed, Request(text, options, FutureListener(), deadline=deadline), dice.random() < 0.12)
 
 
 def drop_kept(engine: Engine) -> None:
@@ -161,7 +165,7 @@ class Drive:
     memory: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.loop = DecodeLoop(self.engine, MetricsRecorder(), AnswerHistory(0))
+        self.loop = ServingLoop(self.engine)
         self.dice = random.Random(99)
 
     def run(self, requests: int, window: int) -> None:
@@ -172,27 +176,27 @@ class Drive:
     def _run_window(self, asked: list[Asked]) -> None:
         ended: list[Asked] = []  # in the order in which they ended, as turns of a conversation follow each other
         coming, running = asked[::-1], list[Asked]()
+        asked.clear()  # a request holds its cache, and the caller holds the list
         while coming or running:
             for _ in range(self.dice.choice((0, 0, 1, 2, 4))):
-                if coming and self.loop.free and not self.loop.answers_session(coming[-1].question.session):
+                if coming and self.loop.free and not self.loop.has_conversation(coming[-1].question.conversation):
                     running.append(coming.pop())
                     self.loop.start(running[-1].question, [each.question.question for each in coming[-3:]])
             if self.dice.random() < 0.05:
                 self._lose_a_chunk()
             leaving = [each for each in running if each.leaves]
             if leaving and self.dice.random() < 0.3:
-                self.dice.choice(leaving).question.future.cancel()
+                future_of(self.dice.choice(leaving).question).cancel()
             self.loop.step()
             self._check_running()
-            over = [each for each in running if each.question.future.done()]
+            over = [each for each in running if future_of(each.question).done()]
             ended += over
             running = [each for each in running if each not in over]
         self.loop.step()  # drops those that were cancelled last
-        for each in ended:
-            self.counts["answered" if each.answer else "left"] += 1
+        self.counts.update("answered" if each.answer else "left" for each in ended)
         self._check_quiet()
         self._compare([each for each in ended if each.answer])
-        del asked, ended, coming, running, over, leaving
+        del ended, coming, running, over, leaving
         if self.engine.graph_decoder is not None:  # its tables are those of the latest step
             self.engine.answer("Who built the mill of Tarn?", AskOptions(method="full", max_tokens=2))
         self._check_memory()
@@ -207,7 +211,7 @@ class Drive:
 
     def _check_running(self) -> None:
         batch, pool = self.loop._batch, self.engine.pooled_decoder.pool
-        assert batch.running + self.loop._prefills.count <= RUNNING
+        assert self.loop.count <= RUNNING
         assert batch.held <= BATCH_BYTES or batch.running == 1
         self.counts["most together"] = max(self.counts["most together"], batch.running)
         self.counts["most slots"] = max(self.counts["most slots"], pool.use().used)
@@ -227,25 +231,27 @@ class Drive:
 
         Not answers at temperature 1: of 12,000 tokens some have almost the same probability, and rounding orders them.
         """
-        single = [each for each in answered if each.question.session is None and not each.question.options.temperature]
-        talks = [each for each in answered if each.question.session is not None]
+        single = [
+            each for each in answered if each.question.conversation is None and not each.question.options.temperature
+        ]
+        talks = [each for each in answered if each.question.conversation is not None]
         chosen = self.dice.sample(single, min(SAMPLE, len(single)))
+        chosen += [each for each in single if drafted(each) and each not in chosen][:2]  # they are rare
         if talks:
-            name = self.dice.choice(talks).question.session
-            chosen += [each for each in talks if each.question.session == name]
+            name = self.dice.choice(talks).question.conversation
+            chosen += [each for each in talks if each.question.conversation == name]
         for each in chosen:
             alone, answer = self.alone.answer(each.question.question, each.question.options), each.answer
             assert answer is not None
             assert answer.answer == alone.answer, (each.seed, each.question.options)
-            if each.question.session is None:  # after a turn that was left, the turns before it are read again
+            if each.question.conversation is None:  # after a turn that was left, the turns before it are read again
                 assert answer.report.tokens == alone.report.tokens
                 assert answer.report.chunks == alone.report.chunks
             self.counts["compared"] += 1
             self.counts["compared in place"] += answer.report.decoding.in_place > 0
             self.counts["compared in the pool"] += answer.report.decoding.pool is not None
-            speculation = answer.report.decoding.speculation
-            self.counts["compared with drafts"] += speculation is not None and speculation.drafted > 0
-            self.counts["compared turns"] += each.question.session is not None
+            self.counts["compared with drafts"] += drafted(each)
+            self.counts["compared turns"] += each.question.conversation is not None
 
     def _check_memory(self) -> None:
         """Note what is alive between windows. Head records may still be on their way that were fetched ahead."""

@@ -24,7 +24,7 @@ from api.runtime.request_context import RequestContext, working_for
 from api.schemas.history import blocks_with_answer
 from ragkv.catalog import Catalog
 from ragkv.engine.kv_map import KEPT, ChunkKVMap, KVMap
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.passages import Citation
 from ragkv.report import (
     Answer,
@@ -41,7 +41,7 @@ from ragkv.report import (
 )
 from ragkv.types import AskOptions
 from tests.api.conftest import HARBOUR, Service, serving, settings
-from tests.api.runtime.test_decode_loop import on_prefill
+from tests.api.runtime.test_answers_together import on_prefill
 
 ASK = {"question": "Who built the harbour of Tarn?"}
 
@@ -249,7 +249,7 @@ def test_an_answer_whose_document_is_removed_while_it_is_decoded_is_neither_retu
 def test_an_answer_is_returned_although_its_map_cannot_be_made(
     service: Service, collection: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(state: RequestState) -> KVMap:
+    def fail(state: Request) -> KVMap:
         raise ZeroDivisionError
 
     engine = service.engine_thread.submit(lambda engine: engine).result(30)

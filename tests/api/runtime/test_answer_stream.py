@@ -20,11 +20,11 @@ from api.runtime import answer_stream
 from api.runtime.answer_channel import AnswerChannel
 from api.runtime.answer_stream import AnswerStream
 from ragkv.engine.engine import Engine
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.errors import InputError
 from ragkv.types import AskOptions
 from tests.api.conftest import Service
-from tests.api.runtime.test_decode_loop import QUESTIONS, endless, on_prefill, until
+from tests.api.runtime.test_answers_together import QUESTIONS, endless, on_prefill, until
 from tests.api.streams import streamed
 from tests.api.test_faults import held
 
@@ -140,7 +140,7 @@ def test_a_silent_stream_sends_comments(service: Service, monkeypatch: pytest.Mo
 def test_the_question_of_a_client_that_disconnects_is_dropped_before_the_next_step(service: Service) -> None:
     engine_thread, states, counts = service.engine_thread, list[tuple[Any, Any]](), list[int]()
 
-    def note(_: str, __: AskOptions, state: RequestState) -> None:
+    def note(_: str, __: AskOptions, state: Request) -> None:
         states.append((weakref.ref(state.sequence.cache), state.sequence.tokens))
 
     with endless(engine_thread):

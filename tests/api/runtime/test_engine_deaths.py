@@ -12,9 +12,9 @@ import pytest
 
 from api.errors import fault_of
 from api.runtime import engine_thread as module
-from api.runtime.decode_loop import DecodeLoop
 from api.runtime.engine_thread import EngineThread
 from ingest import jobs as jobs_module
+from ragkv.engine.loop import ServingLoop
 from ragkv.errors import Restarting
 from ragkv.types import AskOptions, Document
 from tests.api.conftest import HARBOUR, Service, serving, settings
@@ -29,14 +29,14 @@ class Broken(BaseException):
 
 def break_steps(monkeypatch: pytest.MonkeyPatch, broken: threading.Event) -> None:
     """Let the loop die at its next step while the event is set."""
-    step = DecodeLoop.step
+    step = ServingLoop.step
 
-    def breaking(loop: DecodeLoop) -> list[float]:
+    def breaking(loop: ServingLoop) -> list[float]:
         if broken.is_set():
             raise Broken
         return step(loop)
 
-    monkeypatch.setattr(DecodeLoop, "step", breaking)
+    monkeypatch.setattr(ServingLoop, "step", breaking)
 
 
 def test_a_dead_loop_is_replaced_and_its_requests_are_told_when_to_come_back(
@@ -125,10 +125,10 @@ def test_a_loop_that_dies_beside_an_ingest_counts_as_the_death_of_a_process(
 ) -> None:
     take, deaths = EngineThread._take_turn, iter(range(2))
 
-    def dying(self: EngineThread, engine: Any, decode_loop: DecodeLoop, ingesting: bool) -> None:
+    def dying(self: EngineThread, engine: Any, loop: ServingLoop, ingesting: bool) -> None:
         if ingesting and next(deaths, None) is not None:
             raise Broken
-        take(self, engine, decode_loop, ingesting)
+        take(self, engine, loop, ingesting)
 
     monkeypatch.setattr(EngineThread, "_take_turn", dying)
     monkeypatch.setattr(module, "PAUSES", (0.0,))

@@ -16,11 +16,11 @@ import torch
 from api.middleware.keys import make_key
 from ragkv.engine.engine import Engine
 from ragkv.engine.passes import Passes
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.errors import Busy, Expired
 from ragkv.model.layer_pass import Pass
 from tests.api.conftest import HARBOUR, Service, serving, settings
-from tests.api.runtime.test_decode_loop import QUESTIONS, endless, until
+from tests.api.runtime.test_answers_together import QUESTIONS, endless, until
 from tests.api.streams import streamed
 from tests.api.test_faults import held
 
@@ -136,9 +136,9 @@ def test_running_out_of_memory_fails_one_request_alone(service: Service, where: 
                 exhausted()
             return forward(passes)
 
-        def spoiled(*arguments: Any, **options: Any) -> Passes[RequestState]:
+        def spoiled(request: Request) -> Passes[Request]:
             del engine.prefill_passes
-            state = yield from prefill(*arguments, **options)
+            state = yield from prefill(request)
             if where == "decode":
                 state.sequence.attention = exhausted
             else:

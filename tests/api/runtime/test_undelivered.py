@@ -15,11 +15,12 @@ from api.runtime.answer_stream import AnswerStream
 from api.runtime.undelivered import AnswerOrigin, UndeliveredAnswers
 from ingest.pipeline import ingest
 from ingest.pipeline import remove as remove_document
-from ragkv.engine.engine import ATTEMPTS, Engine
+from ragkv.engine import loop
+from ragkv.engine.engine import Engine
 from ragkv.errors import Outdated, StoreUnavailable
 from ragkv.types import AskOptions, Document
 from tests.api.conftest import Service
-from tests.api.runtime.test_decode_loop import endless, on_prefill, until
+from tests.api.runtime.test_answers_together import endless, on_prefill, until
 from tests.libraries import open_engine
 
 MILL, QUAY = "The mill of Orm was built by Ida Falk.", "The quay of Orm was paved by Sten Berg."
@@ -109,7 +110,7 @@ def test_a_question_whose_documents_go_all_the_time_ends_with_an_error_to_repeat
 
     with another_process(service) as beside, on_prefill(service.engine_thread, replace):
         refused = service.post("/v1/answers", {"question": QUESTION, "collection": collection})
-    assert len(begun) == ATTEMPTS
+    assert len(begun) == loop.ATTEMPTS
     assert (refused.status_code, refused.json()["code"]) == (503, "document_changed")
     assert int(refused.headers["retry-after"]) > 0
 
@@ -184,13 +185,13 @@ def test_what_cannot_be_checked_is_not_delivered() -> None:
     assert origin.outdated
 
 
-def test_a_future_fails_with_what_happened(service: Service, collection: str) -> None:
+def test_a_future_fails_with_what_happened(service: Service, collection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "ATTEMPTS", 1)
     origin, channel = AnswerOrigin(), None
     with endless(service.engine_thread):
         options = AskOptions(collection=collection, max_tokens=1000)
         future = service.engine_thread.ask(QUESTION, options, channel=channel, origin=origin)
         until(lambda: bool(origin.rows))
-        origin.attempts = ATTEMPTS
         deleted(service, collection)
         with pytest.raises(Outdated):
             future.result(60)

@@ -18,7 +18,7 @@ import pytest
 from api.runtime.engine_thread import EngineThread
 from ragkv.engine.engine import Engine
 from ragkv.engine.passes import Passes
-from ragkv.engine.request import RequestState
+from ragkv.engine.request import Request
 from ragkv.errors import InputError, Stopping
 from ragkv.types import AskOptions, Document
 from tests.api.conftest import HARBOUR, Service, settings
@@ -33,18 +33,16 @@ QUESTIONS = (
 
 
 @contextmanager
-def on_prefill(
-    engine_thread: EngineThread, observe: Callable[[str, AskOptions, RequestState], object]
-) -> Iterator[None]:
+def on_prefill(engine_thread: EngineThread, observe: Callable[[str, AskOptions, Request], object]) -> Iterator[None]:
     """Call `observe` after each prefill."""
 
     def patch(engine: Engine) -> None:
         prefill = engine.prefill_passes
 
-        def observed(question: str, options: AskOptions) -> Passes[RequestState]:
-            state = yield from prefill(question, options)
-            observe(question, options, state)
-            return state
+        def observed(request: Request) -> Passes[Request]:
+            yield from prefill(request)
+            observe(request.question, request.options, request)
+            return request
 
         engine.prefill_passes = observed  # type: ignore[method-assign]
 
@@ -186,7 +184,7 @@ def small(data: Path) -> Iterator[EngineThread]:
 def test_no_more_answers_run_than_the_batch_holds_and_they_start_in_order(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
-    def note(_: str, options: AskOptions, __: RequestState) -> None:
+    def note(_: str, options: AskOptions, __: Request) -> None:
         seen.append((options.seed, engine_thread.health()["running"]))
 
     with small(tmp_path) as engine_thread, on_prefill(engine_thread, note):
