@@ -17,6 +17,7 @@ import pytest
 
 from api.middleware.body_limit import UPLOAD_DOCUMENTS
 from api.routes import uploads
+from api.runtime import connections
 from tests.api.conftest import LIMIT, Service
 from tests.api.test_bad_input import check_problem
 
@@ -172,6 +173,8 @@ def test_too_many_documents_are_refused_as_a_whole(service: Service) -> None:
 def test_spooled_files_are_always_removed(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A folder of its own: files of others, such as those that pytest writes output to, come and go.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # The client sends nothing while it looks for the file. A busy machine must not end the request meanwhile.
+    monkeypatch.setattr(connections, "BODY_SECONDS", 120.0)
     large = b"Line of a tale.\n" * 70_000  # past a MiB a file goes to disk
     assert len(large) > 2**20
     seen: list[bool] = []
