@@ -48,10 +48,16 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class _Files:
-    """Where a model's files are. weights_hash: sha256 over them; "" where it is not computed yet."""
+    """Where a model's files are. weights_hash: sha256 over them where they were made of a GGUF file, else ""."""
 
     folder: Path
     weights_hash: str = ""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer. That of a GGUF file is loaded as it was written: a model's own class would change it."""
+        kind: Any = transformers.PreTrainedTokenizerFast if self.weights_hash else transformers.AutoTokenizer
+        return kind.from_pretrained(self.folder)
 
 
 def load_checkpoint(
@@ -89,7 +95,7 @@ def load_checkpoint(
     if dtype == "auto":
         dtype = auto_dtype(device)
     try:
-        weights, tokenizer = _read_folder(files.folder, device, DTYPES[dtype], adapter)
+        weights, tokenizer = _read_weights(files.folder, device, DTYPES[dtype], adapter), files.tokenizer
     except KeyError:
         raise ModelUnsupported(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}") from None
     except (OSError, ValueError, RuntimeError) as error:
@@ -136,8 +142,8 @@ def auto_dtype(device: str) -> str:
     return "bfloat16" if multiplies_bfloat16() else "float32"
 
 
-def _read_folder(folder: Path, device: str, dtype: torch.dtype, adapter: Adapter | None) -> tuple[Any, Any]:
-    """Return (weights in eval mode on the device, tokenizer)."""
+def _read_weights(folder: Path, device: str, dtype: torch.dtype, adapter: Adapter | None) -> Any:
+    """Return the weights in eval mode on the device."""
     placement = "balanced" if device == SPREAD else None
     # With an adapter the weights are read in the dtype of their file, so that what is merged is rounded once.
     weights: Any = transformers.AutoModelForCausalLM.from_pretrained(
@@ -146,8 +152,7 @@ def _read_folder(folder: Path, device: str, dtype: torch.dtype, adapter: Adapter
     weights = remove_hooks(weights) if device == SPREAD else weights
     if adapter:
         merge(weights, adapter, dtype)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return (weights if device == SPREAD else weights.to(device)).eval(), tokenizer
+    return (weights if device == SPREAD else weights.to(device)).eval()
 
 
 def find_folder(source: str) -> Path:
