@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import transformers
 from tokenizers import Regex, Tokenizer, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 _CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -54,7 +54,7 @@ def save_tokenizer(tokenizer: Any, rule: str | None, folder: Path) -> None:
         backend.model.ignore_merges = True
     names = {f"{name}_token": getattr(tokenizer, f"{name}_token") for name in ("bos", "eos", "unk", "pad")}
     # The flag keeps transformers from a warning that is meant for files of Mistral.
-    saved = transformers.PreTrainedTokenizerFast(
+    saved = PreTrainedTokenizerFast(
         tokenizer_object=backend, clean_up_tokenization_spaces=False, fix_mistral_regex=False, **names
     )
     saved.chat_template = tokenizer.chat_template

@@ -20,7 +20,7 @@ class _Part:
     ids: tuple[int, ...] | None
 
 
-class Piece:
+class PieceTemplate:
     """A prompt piece with fields like `{text}`. Immutable.
 
     Text between two control tokens is tokenised together with the values in it, so a piece without control tokens makes

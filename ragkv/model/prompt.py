@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.errors import InputError
-from ragkv.model.pieces import Piece, control_tokens, fill
+from ragkv.model.pieces import PieceTemplate, control_tokens, fill
 from ragkv.model.plain_text import plain_encoder
 from ragkv.model.profile import Profile
 from ragkv.model.token_bytes import TokenBytes
@@ -59,8 +59,8 @@ class Prompt:
         self._tokenizer, self._encode, self._bytes = tokenizer, plain_encoder(tokenizer), TokenBytes(tokenizer)
         prefix, before, after = _frame(tokenizer)
         self._prefix = profile.prefix or prefix
-        self._chunk = Piece(profile.chunk or _CHUNK, tokenizer, self._encode)
-        self._question = Piece(profile.question or _QUESTION, tokenizer, self._encode)
+        self._chunk = PieceTemplate(profile.chunk or _CHUNK, tokenizer, self._encode)
+        self._question = PieceTemplate(profile.question or _QUESTION, tokenizer, self._encode)
         self.prefix = self._special(self._prefix)
         self._before, self._after = ((), ()) if profile.question else (self._special(before), self._special(after))
         self._open = self._question.template if profile.question else self._question.template + after
