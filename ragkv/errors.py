@@ -6,7 +6,7 @@ and settings. The HTTP API shows `error.public`: clients cannot run commands, an
 RagkvError
 ├── ConfigError              settings that cannot work                     exit 2
 │   ├── ModelNotFound        no such folder, a hub id without network, a damaged GGUF file or adapter
-│   ├── ModelUnsupported     architecture, rope type, sliding window, or kind of adapter
+│   ├── ModelUnsupported     what a layer does, rope type, sliding window, or kind of adapter
 │   ├── MissingPackage       an optional package is not installed
 │   ├── NotCalibrated        the method needs `ragkv calibrate` first
 │   ├── EmbedderChanged      the vectors come from another embedder        409
@@ -114,7 +114,7 @@ class ModelNotFound(ConfigError):
 
 
 class ModelUnsupported(ConfigError):
-    """The model's architecture, rope type or attention window, or its adapter, is not supported."""
+    """The model's layers, rope type or attention window, or its adapter, are not supported."""
 
 
 class MissingPackage(ConfigError, ImportError):

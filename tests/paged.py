@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from ragkv.kernels.transfer import TransferFormat, decode_block
-from ragkv.model.decoder import DecoderModel, rotate
+from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.block_tables import BlockPoolMemory, PagedChunk, PagedContext, rows_in_blocks
 from ragkv.model.kv_cache import ContextCache
+from ragkv.model.rotary import rotate
 from ragkv.store.format.layout import Layout
 from ragkv.store.format.quantise import quantise
 

@@ -84,6 +84,7 @@ def write_gguf(
     quantised: gguf.GGMLQuantizationType | None = None,
     metadata: Mapping[str, object] | None = None,
     changed: Mapping[str, np.ndarray | None] | None = None,
+    types: Mapping[str, gguf.GGMLQuantizationType | None] | None = None,
 ) -> Path:
     """Write a file.
 
@@ -94,6 +95,7 @@ def write_gguf(
         quantised: type of matrices; None for float32.
         metadata: more values, strings or numbers; they win over the usual ones.
         changed: tensors that replace or join those of the model; None removes one.
+        types: types of single tensors, other than `quantised`.
     """
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
     writer.add_name("Tiny")
@@ -119,8 +121,9 @@ def write_gguf(
     for name, data in {**tensors(model, architecture), **(changed or {})}.items():
         if data is None:
             continue
-        if quantised is not None and data.ndim == 2:
-            writer.add_tensor(name, gguf.quantize(data, quantised), raw_dtype=quantised)
+        kind = (types or {}).get(name, quantised)
+        if kind is not None and data.ndim == 2:
+            writer.add_tensor(name, gguf.quantize(data, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, np.ascontiguousarray(data, dtype=np.float32))
     writer.write_header_to_file()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ragkv.model.decoder import DecoderModel, rotate
+from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
+from ragkv.model.rotary import rotate
 
 
 @torch.inference_mode()
@@ -23,12 +24,13 @@ def key_share(model: DecoderModel, tokens: list[int], mass: float = 0.95, rows: 
     cache = ContextCache(model.shape, len(tokens), model.dtype, model.devices)
     capture = Capture()
     model.forward([append(cache, tokens, 0, outputs=0, capture=capture)])
-    rotation = model.rotary(torch.arange(len(tokens) - rows, len(tokens)))
+    asked = torch.arange(len(tokens) - rows, len(tokens))
     seen = torch.arange(len(tokens) - rows + 1, len(tokens) + 1, device=model.device)
     shares = []
     for layer, q in enumerate(capture.q):
         k = cache.k(layer).float().repeat_interleave(model.shape.q_heads // model.shape.kv_heads, dim=1)
-        scores = torch.einsum("thd,nhd->htn", rotate(q[-rows:], rotation).float(), k) * model.scale
+        turned = rotate(q[-rows:], model.rotary(asked, layer)).float()
+        scores = torch.einsum("thd,nhd->htn", turned, k) * model.kinds[layer].scale
         hidden = torch.arange(len(tokens), device=model.device) >= seen[:, None]
         best = scores.masked_fill(hidden, float("-inf")).softmax(-1).sort(descending=True).values
         needed = (best.cumsum(-1) < mass).sum(-1) + 1

@@ -65,8 +65,12 @@ def acquire(pending: Mapping[int, PendingPin], pins: ExitStack) -> dict[int, Pin
 
 
 def make_kv_transfer(model: DecoderModel) -> KVTransfer | None:
-    """Return a KV transfer for a model on one GPU with Triton, and None otherwise: blocks are then loaded as rows."""
-    if model.spread or model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
+    """Return a KV transfer for a model on one GPU with Triton, and None otherwise: blocks are then loaded as rows.
+
+    All layers must turn keys alike, because one table of cos and sin serves a copy.
+    """
+    one = not model.spread and model.device.type == "cuda" and model.turns_alike
+    if not one or model.dtype == torch.float64 or not find_spec("triton"):
         return None
     from ragkv.kernels import triton_transfer
 

@@ -80,4 +80,4 @@ class OffloadedBlocks:
         middles = [(i, (span[len(span) // 2],)) for (i, _), span in zip(blocks, spans, strict=True)]
         means = [piece.digest.mean_keys[layer, block] for piece, (_, block) in zip(pieces, blocks, strict=True)]
         stacked = torch.stack(means).to(device, cache.dtype)
-        return self._stitch.turned(stacked, middles, self._angle).transpose(0, 1)
+        return self._stitch.turned(layer, stacked, middles, self._angle).transpose(0, 1)

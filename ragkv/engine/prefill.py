@@ -24,10 +24,11 @@ from ragkv.engine.session import SessionState
 from ragkv.engine.stitch import Stitch
 from ragkv.engine.stitched_prefill import StitchedPrefill, split_layers
 from ragkv.kernels.host_copy import begin_host_copies
-from ragkv.model.decoder import DecoderModel, rotate
+from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, Pass, append
+from ragkv.model.rotary import rotate
 from ragkv.recompute.base import Blocks, Method
 from ragkv.recompute.digest import DigestParams, build_digest, layers_at_once, retrieval_pairs
 from ragkv.sparse.base import decode_state
@@ -132,11 +133,12 @@ class Prefiller:
         here, captured = self.model.device, done.capture
         queries, keys, values = ([each.to(here) for each in rows] for rows in (captured.q, captured.k, captured.v))
         k, v = torch.stack(keys), torch.stack(values)
-        rotary, cache = self.model.rotary(done.positions), done.cache
+        cache = done.cache
         at_once = layers_at_once(len(tokens), cache.lengths[0], here)
 
         def rotated(layers: range) -> tuple[Tensor, Tensor]:
             stacked = torch.stack([cache.k(layer).to(here) for layer in layers])
+            rotary = self.model.rotaries(done.positions, layers)
             return rotate(torch.stack([queries[layer] for layer in layers]), rotary), stacked
 
         groups = (range(first, min(first + at_once, len(queries))) for first in range(0, len(queries), at_once))

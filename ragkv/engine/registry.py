@@ -17,8 +17,9 @@ from torch import Tensor
 from ragkv.engine.crossover import MEASURED, AutoDecode, AutoPrefill, KeyTier
 from ragkv.engine.spec import fields_of, parse
 from ragkv.errors import InputError, NotCalibrated
-from ragkv.model.decoder import DecoderModel, rotate
+from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import Profile
+from ragkv.model.rotary import rotate
 from ragkv.recompute.base import Method
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.chance import Chance
@@ -98,9 +99,9 @@ def _samkv(update: str) -> Callable[[DecoderModel], dict[str, Any]]:
     return given
 
 
-def _rotate_at(model: DecoderModel, x: Tensor, positions: Tensor) -> Tensor:
-    """Apply the model's RoPE to x [T, heads, d] at positions [T]."""
-    return rotate(x, model.rotary(positions).to(x.device))
+def _rotate_at(model: DecoderModel, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+    """Apply a layer's RoPE to x [T, heads, d] at positions [T]."""
+    return rotate(x, model.rotary(positions, layer).to(x.device))
 
 
 def _scout(model: DecoderModel) -> dict[str, Any]:

@@ -24,25 +24,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ragkv import __version__
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext
+from ragkv.model.agreement import TOLERANCE, centred, relative_error
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.model.placement import SPREAD
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV
 from ragkv.timing import StepTimer
-
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
-"""Largest relative error, by the model's dtype.
-
-In the last three dtypes, random models of 36 and 64 layers gave up to 2e-6, 0.003 and 0.03. Chaotic models (weights far
-too large) gave up to five times that. A wrong rotation gave 0.7.
-"""
 
 
 @dataclass(frozen=True)
@@ -131,9 +124,9 @@ def _run_checks(prefiller: Prefiller) -> SelfTestResult:
     recomputed = prefiller.prefill_sparse(sources, question, everything, timer)
     alone = len(prefix) + len(first) if shared else 0
     return SelfTestResult(
-        layer_loop=_relative_error(_centred(ours), _centred(model.own_logits(whole))),
+        layer_loop=relative_error(centred(ours), centred(model.own_logits(whole))),
         stored_rows=_stored_rows_error(stored, dense, len(whole) - len(question), alone),
-        recompute=_relative_error(_centred(recomputed.logits[None]), _centred(dense.logits[None])),
+        recompute=relative_error(centred(recomputed.logits[None]), centred(dense.logits[None])),
         tolerance=TOLERANCE[model.dtype],
     )
 
@@ -158,20 +151,9 @@ def _stored_rows_error(stored: PrefilledContext, dense: PrefilledContext, contex
                 (stored.cache.k(layer)[order], dense.cache.k(layer)[:count]),
                 (stored.cache.v(layer)[order], dense.cache.v(layer)[:count]),
             ):
-                error = _relative_error(computed.flatten(1), expected.flatten(1))
+                error = relative_error(computed.flatten(1), expected.flatten(1))
                 worst = error if not error <= worst else worst
     return worst
-
-
-def _relative_error(found: Tensor, expected: Tensor) -> float:
-    """Compute the distance of rows [n, m], relative to their size: the mean over n."""
-    sizes = expected.double().norm(dim=-1)
-    return float(((found.double() - expected.double()).norm(dim=-1) / sizes.clamp(min=float(sizes.mean()))).mean())
-
-
-def _centred(logits: Tensor) -> Tensor:
-    """Subtract the mean from logits [n, vocabulary]. It does not change any probability."""
-    return logits.double() - logits.double().mean(dim=-1, keepdim=True)
 
 
 def _environment(prefiller: Prefiller) -> dict[str, str]:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragkv.kernels.attention import index_to_device
-from ragkv.model.decoder import DecoderModel, Rotary, rotate
+from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass, Step
+from ragkv.model.rotary import Rotary, rotate
 from ragkv.recompute.base import Blocks, ChunkSpan, KeyPositions, Piece, Plan, Rows, Tokens, rows_alive
 
 Numbers = NDArray[np.int64]
@@ -40,7 +41,7 @@ class Stitch:
         self.cache = ContextCache(model.shape, capacity, model.dtype, model.devices)
         self._model = model
         self._sizes: list[int] = []
-        self._rotary: dict[torch.device, Rotary] = {}
+        self._rotary: dict[tuple[int, torch.device], Rotary] = {}
         # Slot by position, -1 where there is no row. Layers whose rows lie in the same slots share one array.
         self._slots: list[Numbers] = [np.empty(0, dtype=np.int64)] * model.shape.layers
         self.join(pieces)
@@ -53,8 +54,7 @@ class Stitch:
             self.starts.append(self.end)
             self._sizes.append(piece.tokens)
             self.end += piece.tokens
-        first = self._model.rotary(torch.arange(self.end))
-        self._rotary = {device: first.to(device) for device in dict.fromkeys(self._model.devices)}
+        self._rotary = self._model.rotary_tables(self.end)
         joining = np.full(self.end - len(self._slots[0]), -1)
         wider = {id(old): np.concatenate([old, joining]) for old in self._slots}
         self._slots = [wider[id(old)] for old in self._slots]
@@ -93,7 +93,7 @@ class Stitch:
         device = self.cache.devices[layer]
         k = torch.cat([rows[0] for _, _, rows in chunks]).to(device, non_blocking=True)
         v = torch.cat([rows[1] for _, _, rows in chunks]).to(device, non_blocking=True)
-        self.cache.fill(layer, self._at(layer, self._of(names)), self.turned(k, names, angle), v)
+        self.cache.fill(layer, self._at(layer, self._of(names)), self.turned(layer, k, names, angle), v)
 
     def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
         """Append rows and fill them; arguments as of `fill`."""
@@ -105,8 +105,8 @@ class Stitch:
 
     @property
     def rotary(self) -> Rotary:
-        """cos and sin of all positions before `end`, on the model's first device."""
-        return self._rotary[self._model.devices[0]]
+        """cos and sin of the first layer at all positions before `end`."""
+        return self._table(0)
 
     def addresses(self, layers: Numbers, positions: Numbers) -> tuple[Numbers, Numbers]:
         """Return the addresses of K and of V of rows [m]: of layers [m], at stitched positions [m]."""
@@ -120,14 +120,20 @@ class Stitch:
         k, v = begin[:, layers] + slots * row
         return k, v
 
-    def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: KeyPositions | None = None) -> Tensor:
-        """Rotate pre-RoPE keys [m, Hkv, d] of (chunk, token indices) pairs to their positions or `key_positions`."""
+    def turned(
+        self, layer: int, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: KeyPositions | None = None
+    ) -> Tensor:
+        """Rotate a layer's pre-RoPE keys [m, Hkv, d] of (chunk, token indices) pairs to their positions or `angle`."""
         if angle is None:
             at = self._of(chunks)
         else:
             places = [ChunkSpan(self.starts[0], start, self.end) for start in self.starts]
             at = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens in chunks])
-        return rotate(k, self._rotary[k.device][index_to_device(at, k.device)])
+        return rotate(k, self._table(layer)[index_to_device(at, k.device)])
+
+    def _table(self, layer: int) -> Rotary:
+        """Return cos and sin of a layer, on its device."""
+        return self._rotary[self._model.kinds[layer].rotation, self._model.devices[layer]]
 
     def positions(self, tokens: Sequence[Tokens]) -> Tensor:
         """Return the stitched positions of token indices per chunk, ascending."""

@@ -1,7 +1,8 @@
 """Model checkpoints: find a folder, a GGUF file or a hub id, load it with its adapter, hash what it computes with.
 
-gguf.py and model_cache.py convert GGUF files, adapter.py merges adapters, source.py chooses the default model. This
-module, gguf.py and `bench/shapes.py`, which makes random weights, are the only importers of transformers' models.
+gguf.py and model_cache.py convert GGUF files, published.py loads the weights that are served, adapter.py merges
+adapters, source.py chooses the default model. These, own_forward.py and `bench/shapes.py`, which makes random weights,
+are the only importers of transformers' models.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ from ragkv.model.hashing import joined_hash, weights_hash_of
 from ragkv.model.model_cache import Notify, converted
 from ragkv.model.placement import SPREAD, check_spreadable, remove_hooks
 from ragkv.model.profile import Profile, default_profile, load_profile
+from ragkv.model.published import load_weights, served_config
 from ragkv.model.source import ModelSource
 from ragkv.model.supported import check_supported, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_COPIES = ["*/*", "consolidated*"]
+"""Files of a hub model that are not read: the same weights in the form of their makers."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,16 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class _Files:
-    """Where a model's files are. weights_hash: sha256 over them; "" where it is not computed yet."""
+    """Where a model's files are. weights_hash: sha256 over them where they were made of a GGUF file, else ""."""
 
     folder: Path
     weights_hash: str = ""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer. That of a GGUF file is loaded as it was written: a model's own class would change it."""
+        kind: Any = transformers.PreTrainedTokenizerFast if self.weights_hash else transformers.AutoTokenizer
+        return kind.from_pretrained(self.folder)
 
 
 def load_checkpoint(
@@ -89,7 +101,7 @@ def load_checkpoint(
     if dtype == "auto":
         dtype = auto_dtype(device)
     try:
-        weights, tokenizer = _read_folder(files.folder, device, DTYPES[dtype], adapter)
+        weights, tokenizer = _read_weights(files.folder, config, device, DTYPES[dtype], adapter), files.tokenizer
     except KeyError:
         raise ModelUnsupported(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}") from None
     except (OSError, ValueError, RuntimeError) as error:
@@ -116,9 +128,9 @@ def _find_files(source: ModelSource, cache: Path | None, notify: Notify) -> _Fil
 
 
 def _read_config(source: str, folder: Path) -> Any:
-    """Return the configuration of a supported model."""
+    """Return the configuration of what is served of a supported model."""
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = served_config(transformers.AutoConfig.from_pretrained(folder))
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotFound(f"model {source!r}: no readable config.json ({first_line(error)})") from None
     check_supported(config)
@@ -136,18 +148,15 @@ def auto_dtype(device: str) -> str:
     return "bfloat16" if multiplies_bfloat16() else "float32"
 
 
-def _read_folder(folder: Path, device: str, dtype: torch.dtype, adapter: Adapter | None) -> tuple[Any, Any]:
-    """Return (weights in eval mode on the device, tokenizer)."""
+def _read_weights(folder: Path, config: Any, device: str, dtype: torch.dtype, adapter: Adapter | None) -> Any:
+    """Return the weights in eval mode on the device."""
     placement = "balanced" if device == SPREAD else None
     # With an adapter the weights are read in the dtype of their file, so that what is merged is rounded once.
-    weights: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto" if adapter else dtype, use_safetensors=True, device_map=placement
-    )
+    weights = load_weights(folder, config, "auto" if adapter else dtype, placement)
     weights = remove_hooks(weights) if device == SPREAD else weights
     if adapter:
         merge(weights, adapter, dtype)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return (weights if device == SPREAD else weights.to(device)).eval(), tokenizer
+    return (weights if device == SPREAD else weights.to(device)).eval()
 
 
 def find_folder(source: str) -> Path:
@@ -166,8 +175,6 @@ def find_folder(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
-        )
+        return Path(snapshot_download(source, allow_patterns=_PATTERNS, ignore_patterns=_COPIES))
     except Exception as error:  # the hub client raises many unrelated types for a missing model and for no network
         raise ModelNotFound(f"model {source!r}: no such folder, and the hub gave {first_line(error)}") from None

@@ -1,55 +1,44 @@
 """A decoder model: Hugging Face weights with our own layer loop.
 
-The loop calls the modules of the loaded model one by one (embedding, norms, projections with q_norm/k_norm where
-present, rotary, o_proj, MLP, head), so its logits are those of the model's own forward. It can also do what a forward
-cannot: expose q and k before RoPE, take explicit positions, write K and V rows into given slots, drop rows from layer
-to layer, and read a cache whose layers hold different tokens. On a GPU `execution/fused.py` does the same with fewer
-launches.
+The loop calls the layers of the loaded model one by one (layer_bodies.py), so its logits are those of the model's own
+forward. It can also do what a forward cannot: expose q and k before RoPE, take explicit positions, write K and V rows
+into given slots, drop rows from layer to layer, and read a cache whose layers hold different tokens. On a GPU
+`execution/fused.py` does the same with fewer launches, for layers made as Llama's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ragkv.kernels.attention import MaskPlan, attend_planned, index_to_device, plan_mask
+from ragkv.errors import ModelUnsupported
 from ragkv.kernels.packed_products import pack_products, supports_packing
+from ragkv.model.agreement import TOLERANCE, centred, relative_error
 from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.execution.fp8_weights import check_fp8, quantise_weights
 from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.merged_weights import supports_merging
 from ragkv.model.hashing import joined_hash
-from ragkv.model.layer_pass import Pass, write_rows
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import Pass, append
+from ragkv.model.layers import Layers, own_layers, wired_layers
 from ragkv.model.model_cache import Notify
-from ragkv.model.placement import layer_devices, move_inputs, on_device
+from ragkv.model.pass_rows import PassRows, attend_together
+from ragkv.model.placement import layer_devices, move_inputs
 from ragkv.model.profile import Profile, default_profile
 from ragkv.model.prompt import Prompt
+from ragkv.model.rotary import Rotary
 from ragkv.model.source import ModelSource
-from ragkv.model.supported import check_supported
-from ragkv.types import Shape
+from ragkv.model.supported import architecture_of, check_supported, is_wired
 
-
-@dataclass(frozen=True)
-class Rotary:
-    """cos and sin [T, d] of given positions, scaled as the model scales them."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def __getitem__(self, rows: Tensor) -> Rotary:
-        """Select rows."""
-        return Rotary(self.cos[rows], self.sin[rows])
-
-    def to(self, device: torch.device) -> Rotary:
-        """Return the same on a device."""
-        return Rotary(self.cos.to(device), self.sin.to(device))
+CHECKED = 8
+"""Tokens whose logits a model's layers and its own forward must agree on, where its layers run by their own code."""
 
 
 class DecoderModel:
@@ -64,7 +53,9 @@ class DecoderModel:
         device: device of the first layer, where inputs go and logits are returned.
         dtype: dtype of the weights.
         spread: whether the weights are on several devices (placement.py).
-        scale: factor of attention scores.
+        kinds: the attention of each layer.
+        wired: whether the layers are made as Llama's, so that our own code runs them.
+        scale: factor of attention scores in the first layer.
         tokenizer: the tokenizer of transformers.
         name: the name of the model.
         weights_hash: sha256 over config, tokenizer and weight files.
@@ -96,19 +87,23 @@ class DecoderModel:
         """
         config = weights.config
         check_supported(config)
+        self.wired = is_wired(config)
+        self._layers: Layers = wired_layers(weights) if self.wired else own_layers(weights)
         self.body, self.lm_head, self.config = weights.model, weights.lm_head, config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.shape = Shape(config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim)
+        self.kinds, self.shape = self._layers.kinds, self._layers.shape
         self.devices, self.dtype = layer_devices(self.body), next(weights.parameters()).dtype
         self.device, self.spread = self.devices[0], len({each.device for each in weights.parameters()}) > 1
-        ends = (self.body.embed_tokens, self.body.norm, self.lm_head)
+        self._norm = self._layers.ends.norm
+        ends = (self.body.embed_tokens, nn.ModuleList([self._norm, self.body.layers[-1]]), self.lm_head)
         self._embedding_at, self._norm_at, self._head_at = (next(each.parameters()).device for each in ends)
-        self.scale: float = self.body.layers[0].self_attn.scaling
+        self.scale: float = self.kinds[0].scale
         self.tokenizer, self.name, self.weights_hash = tokenizer, name, weights_hash
         self.profile = profile or default_profile(self.shape.layers, config.hidden_size, config.model_type)
         self.stop_ids = _stop_ids(weights, tokenizer)
         self.max_positions: int = config.max_position_embeddings
         self.fused = self._fuse()
+        if not self.wired:
+            self._check_layers()
 
     @classmethod
     def load(
@@ -183,40 +178,31 @@ class DecoderModel:
             return []
         if self.fused is not None:
             return self.fused.forward(passes)
-        embed = self.body.embed_tokens
-        hidden = [embed(p.tokens.to(self._embedding_at)) if p.hidden is None else p.hidden for p in passes]
-        positions, plans = [p.positions for p in passes], list[MaskPlan | None]([None] * len(passes))
-        rotary = [self.rotary(p.positions) for p in passes]
-        depth = max(self._depth(p) for p in passes)
-        for layer in range(depth):
-            running = [i for i, p in enumerate(passes) if p.start <= layer < self._depth(p)]
-            if not running:
-                continue
-            device = self.devices[layer]
-            for i in running if self.spread else ():
-                hidden[i], rotary[i], plans[i] = hidden[i].to(device), rotary[i].to(device), None
-            q, k, v = self._project(layer, [hidden[i] for i in running])
-            turned, turned_keys = _rotate_together(q, k, [rotary[i] for i in running])
-            attended: list[Tensor] = []
-            for j, i in enumerate(running):
-                p, step = passes[i], passes[i].steps[layer - passes[i].start]
-                p.cache.wait_ready(layer)
-                if p.capture is not None:
-                    p.capture.add(hidden[i], q[j], k[j], v[j])
-                write_rows(p, layer, step, turned_keys[j], v[j])
-                leave = step.leave
-                if layer == self._depth(p) - 1 and p.depth is not None:
-                    leave = torch.empty(0, dtype=torch.int64)  # the pass stops here: nothing above needs its output
-                if leave is not None:
-                    rows = index_to_device(leave, device)
-                    turned[j], hidden[i], rotary[i] = turned[j][rows], hidden[i][rows], rotary[i][rows]
-                    positions[i] = positions[i][leave]
-                out, plans[i] = self._attend(layer, p, turned[j], positions[i], plans[i])
-                attended.append(out)
-            for i, rows in zip(running, self._finish(layer, [hidden[i] for i in running], attended), strict=True):
-                hidden[i] = rows
-        final = self.body.norm(torch.cat([h.to(self._norm_at) for h in hidden]))
-        return list(self._logits(final).split([h.shape[0] for h in hidden]))
+        embed = self._layers.ends.embed
+        rows = [
+            PassRows(p, embed(p.tokens.to(self._embedding_at)) if p.hidden is None else p.hidden, self.shape.layers)
+            for p in passes
+        ]
+        for layer in range(max(each.depth for each in rows)):
+            running = [each for each in rows if each.layer_pass.start <= layer < each.depth]
+            if running:
+                self._run_layer(layer, running)
+        final = self._norm(torch.cat([each.hidden.to(self._norm_at) for each in rows]))
+        return list(self._logits(final).split([each.hidden.shape[0] for each in rows]))
+
+    def _run_layer(self, layer: int, running: Sequence[PassRows]) -> None:
+        """Run a layer for the rows of several passes."""
+        device = self.devices[layer]
+        for each in running if self.spread else ():
+            each.move(device)
+        for each in running:
+            each.turn(self.kinds[layer].rotation, partial(self.rotary, layer=layer), device)
+        hidden = [each.hidden for each in running]
+        positions = torch.cat([each.positions for each in running])
+        attend = partial(attend_together, layer, self.kinds[layer], running)
+        left = self._layers.bodies[layer](torch.cat(hidden), positions, attend)
+        for each, part in zip(running, left.split([each.count for each in running]), strict=True):
+            each.hidden = part
 
     @torch.inference_mode()
     def own_logits(self, tokens: Sequence[int]) -> Tensor:
@@ -226,15 +212,50 @@ class DecoderModel:
             hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state
         return self._logits(hidden[0])
 
-    def rotary(self, positions: Tensor) -> Rotary:
-        """Compute cos and sin at `positions` [T] with the model's own rotary module."""
+    def rotary(self, positions: Tensor, layer: int = 0) -> Rotary:
+        """Compute cos and sin of a layer at `positions` [T] with the model's own rotary module."""
+        rotation = self._layers.rotations[self.kinds[layer].rotation]
         probe = torch.empty(0, dtype=self.dtype, device=self.device)
-        cos, sin = self.body.rotary_emb(probe, positions[None].to(self.device))
-        return Rotary(cos[0], sin[0])
+        cos, sin = self.body.rotary_emb(probe, positions[None].to(self.device), *rotation.arguments)
+        return rotation.form(cos[0], sin[0])
+
+    def rotaries(self, positions: Tensor, layers: Sequence[int]) -> Rotary:
+        """Compute cos and sin of several layers at once: [T, d] where they are the same, else [G, T, d]."""
+        numbers = [self.kinds[layer].rotation for layer in layers]
+        found = {number: self.rotary(positions, layers[numbers.index(number)]) for number in dict.fromkeys(numbers)}
+        if len(found) == 1:
+            return found[numbers[0]]
+        each = [found[number] for number in numbers]
+        return Rotary(torch.stack([one.cos for one in each]), torch.stack([one.sin for one in each]))
+
+    def rotary_tables(self, end: int) -> dict[tuple[int, torch.device], Rotary]:
+        """Compute cos and sin of all positions before `end`, by rotation and device of the layers."""
+        numbers = [kind.rotation for kind in self.kinds]
+        found = {number: self.rotary(torch.arange(end), numbers.index(number)) for number in dict.fromkeys(numbers)}
+        return {each: found[each[0]].to(each[1]) for each in dict.fromkeys(zip(numbers, self.devices, strict=True))}
+
+    @property
+    def turns_alike(self) -> bool:
+        """Whether all layers turn keys by the same angles."""
+        return len(self._layers.rotations) == 1
+
+    def _check_layers(self) -> None:
+        """Raise ModelUnsupported where the layers, run one by one over a cache, give other logits than a forward."""
+        tokens = [number % self.config.vocab_size for number in range(CHECKED)]
+        cache = ContextCache(self.shape, CHECKED, self.dtype, self.devices)
+        first, then = tokens[: CHECKED // 2], tokens[CHECKED // 2 :]
+        self.forward([append(cache, first, 0, outputs=0)])
+        (ours,) = self.forward([append(cache, then, len(first), outputs=len(then))])
+        error = relative_error(centred(ours), centred(self.own_logits(tokens)[len(first) :]))
+        if not error <= TOLERANCE[self.dtype]:  # NaN fails, too
+            raise ModelUnsupported(
+                f"architecture {architecture_of(self.config)} is not supported: its layers, run one by one, give other "
+                f"logits than its own forward (relative error {error:.2g})"
+            )
 
     def _fuse(self) -> Fused | None:
         """Make the layer loop with few launches where the model supports it."""
-        if not supports_merging(self.body):
+        if not (self.wired and supports_merging(self.body)):
             return None
         from ragkv.kernels import triton_rows
 
@@ -242,71 +263,11 @@ class DecoderModel:
 
     def _logits(self, normed: Tensor) -> Tensor:
         """Compute logits [O, vocabulary] of rows behind the last norm, on any device."""
-        logits: Tensor = self.lm_head(normed.to(self._head_at))
-        return logits.to(self.device)
+        return self._layers.ends.logits(normed.to(self._head_at)).to(self.device)
 
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         rotary = self.rotary(positions)
         return rotary.cos, rotary.sin
-
-    def _depth(self, p: Pass) -> int:
-        return self.shape.layers if p.depth is None else p.depth
-
-    def _project(self, layer: int, hidden: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Compute pre-RoPE q [T, Hq, d] and k, v [T, Hkv, d] of each request's rows."""
-        block = self.body.layers[layer]
-        attention, sizes = block.self_attn, [h.shape[0] for h in hidden]
-        x = block.input_layernorm(torch.cat(hidden))
-        q = attention.q_proj(x).view(x.shape[0], -1, self.shape.head_dim)
-        k = attention.k_proj(x).view(x.shape[0], -1, self.shape.head_dim)
-        v = attention.v_proj(x).view(x.shape[0], -1, self.shape.head_dim)
-        if hasattr(attention, "q_norm"):
-            q, k = attention.q_norm(q), attention.k_norm(k)
-        return list(q.split(sizes)), list(k.split(sizes)), list(v.split(sizes))
-
-    def _attend(
-        self, layer: int, p: Pass, q: Tensor, positions: Tensor, plan: MaskPlan | None
-    ) -> tuple[Tensor, MaskPlan | None]:
-        """Compute attention of one request's rows over its own cache. plan: of the layer below, None for none.
-
-        Returns:
-            The attention, and the mask's plan for the layer above.
-        """
-        k, v, k_pos = p.cache.k(layer), p.cache.v(layer), p.cache.positions(layer)
-        if not q.shape[0]:
-            return q, plan
-        with on_device(self.devices[layer]):
-            if p.attention is not None:
-                return p.attention(layer, q, k, v, positions, k_pos, scale=self.scale), plan
-            if plan is None or not plan.fits(positions, k_pos):
-                plan = plan_mask(positions, k_pos, q.device, q.shape[1] // k.shape[1])
-            return attend_planned(q, k, v, plan, scale=self.scale), plan
-
-    def _finish(self, layer: int, hidden: list[Tensor], attended: list[Tensor]) -> list[Tensor]:
-        """Apply output projection, residuals and MLP."""
-        block = self.body.layers[layer]
-        x = torch.cat(hidden)
-        x = x + block.self_attn.o_proj(torch.cat([a.flatten(1) for a in attended]))
-        x = x + block.mlp(block.post_attention_layernorm(x))
-        return list(x.split([h.shape[0] for h in hidden]))
-
-
-def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Apply RoPE to x [T, heads, d] in the operation order of transformers, so that results are bit-equal."""
-    half = x.shape[-1] // 2
-    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return (x * rotary.cos[:, None]) + (rotated * rotary.sin[:, None])
-
-
-def _rotate_together(
-    q: Sequence[Tensor], k: Sequence[Tensor], rotary: Sequence[Rotary]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Rotate the q and k of several requests at once: a few rows each take as long as all of them."""
-    if len(rotary) == 1:
-        return [rotate(q[0], rotary[0])], [rotate(k[0], rotary[0])]
-    sizes = [each.shape[0] for each in q]
-    every = Rotary(torch.cat([each.cos for each in rotary]), torch.cat([each.sin for each in rotary]))
-    return list(rotate(torch.cat(list(q)), every).split(sizes)), list(rotate(torch.cat(list(k)), every).split(sizes))
 
 
 def _stop_ids(weights: Any, tokenizer: Any) -> frozenset[int]:

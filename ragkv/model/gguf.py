@@ -19,7 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
+from ragkv.model.gguf_tokenizer import save_tokenizer
 from ragkv.model.supported import first_line
+from ragkv.model.tied_weights import EMBEDDINGS, OUTPUT, tied_copy
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -84,10 +86,12 @@ def convert(source: Path, folder: Path, opened: GGUFReader | None = None) -> Non
     finally:
         link.unlink()
     _complete(source, config, reader, architecture)
-    tensors = dict(_tensors(source, reader, config, architecture))
+    copy = tied_copy(reader)
+    config.tie_word_embeddings = bool(copy) or _tensor(reader, OUTPUT) is None
+    tensors = dict(_tensors(source, reader, config, architecture, copy))
     _check_tensors(source, tensors, config)
     _set_special_tokens(tokenizer, reader)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, _value(reader, "tokenizer.ggml.pre"), folder)
     _write_config(folder, config, reader)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -115,8 +119,9 @@ def open_gguf(source: Path) -> GGUFReader:
 
 
 def parameters(reader: GGUFReader) -> int:
-    """Return the number of weights."""
-    return sum(int(tensor.n_elements) for tensor in reader.tensors)
+    """Return the number of weights, embeddings that the output layer shares counted once."""
+    copy = tied_copy(reader)
+    return sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != copy)
 
 
 def _value(reader: GGUFReader, key: str) -> Any:
@@ -144,7 +149,7 @@ def _complete(source: Path, config: Any, reader: GGUFReader, architecture: str) 
         config.head_dim = int(size)
     if not _value(reader, f"{architecture}.attention.sliding_window"):
         config.sliding_window = None
-    factors = next((tensor for tensor in reader.tensors if tensor.name == _FREQUENCIES), None)
+    factors = _tensor(reader, _FREQUENCIES)
     if factors is not None:
         theta = config.rope_parameters["rope_theta"]
         given = torch.tensor(factors.data.tolist(), dtype=torch.float64)
@@ -165,13 +170,20 @@ def _divisors(theta: float, size: int, rope: dict[str, float]) -> Tensor:
     return 1 / ((1 - share) / factor + share)
 
 
-def _tensors(source: Path, reader: GGUFReader, config: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name that transformers uses and the weights in bfloat16, tensor by tensor."""
+def _tensor(reader: GGUFReader, name: str) -> Any:
+    """Return a tensor; None where there is none."""
+    return next((tensor for tensor in reader.tensors if tensor.name == name), None)
+
+
+def _tensors(
+    source: Path, reader: GGUFReader, config: Any, architecture: str, copy: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name that transformers uses and the weights in bfloat16, tensor by tensor, without the copy."""
     from gguf import dequantize
 
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for tensor in reader.tensors:
-        if tensor.name == _FREQUENCIES:
+        if tensor.name in (_FREQUENCIES, copy):
             continue
         try:
             weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
@@ -183,7 +195,8 @@ def _tensors(source: Path, reader: GGUFReader, config: Any, architecture: str) -
         kind = tensor.name.split(".")[-2]
         if architecture in _PERMUTED and kind in heads:
             weights = unpermute(weights, heads[kind])
-        yield _name(source, tensor.name), weights.to(torch.bfloat16).contiguous()
+        name = EMBEDDINGS if copy and tensor.name == OUTPUT else tensor.name
+        yield _name(source, name), weights.to(torch.bfloat16).contiguous()
 
 
 def unpermute(weights: Tensor, heads: int) -> Tensor:

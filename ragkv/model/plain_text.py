@@ -7,6 +7,8 @@ A tokenizer knows some words as one token each: the special ones that end a turn
     fast tokenizers    the same parts without the words. Where the vocabulary has a word, too, and a text makes it, a
                        copy of all parts in which the word has another name
     all others         a text that makes one is cut inside of it, and the pieces are tokenised one by one
+
+Added tokens of nothing but spaces and line breaks control nothing: Gemma's line break is one. A text makes them.
 """
 
 from __future__ import annotations
@@ -44,14 +46,15 @@ def plain_encoder(tokenizer: Any) -> Encode:
 
 
 def added_words(tokenizer: Any) -> dict[int, str]:
-    """Return the added tokens of a tokenizer, special or not: their ids, and the words that make them."""
+    """Return the added tokens of a tokenizer, special or not, but those of spaces: their ids, and their words."""
     words = {int(id): str(token) for id, token in tokenizer.added_tokens_decoder.items()}
     words |= {int(id): word for word, id in tokenizer.get_added_vocab().items()}
-    return words | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    words |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return {id: word for id, word in words.items() if not word.isspace()}
 
 
 class _Fast:
-    """Tokenises with the parts of a fast tokenizer, without its added tokens."""
+    """Tokenises with the parts of a fast tokenizer, without its added tokens but those of spaces."""
 
     def __init__(self, backend: Tokenizer, words: Mapping[int, str]):
         self._backend, self._words = backend, words
@@ -59,6 +62,14 @@ class _Fast:
         for part in ("normalizer", "pre_tokenizer"):
             if (value := getattr(backend, part)) is not None:
                 setattr(self._plain, part, value)
+        added = backend.get_added_tokens_decoder()
+        # One beyond the vocabulary would get another id here; its spaces are read as the vocabulary has them.
+        self._spaces = {
+            id: token
+            for id, token in added.items()
+            if token.content.isspace() and self._plain.token_to_id(token.content) == id
+        }
+        self._plain.add_tokens(list(self._spaces.values()))
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids."""
@@ -74,7 +85,8 @@ class _Fast:
         """
         try:
             content = json.loads(self._backend.to_str())
-            content |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+            content |= {"post_processor": None, "truncation": None, "padding": None}
+            content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] in self._spaces]
             _rename(content["model"], {word: secrets.token_hex(16) for word in self._words.values()})
             copy = Tokenizer.from_str(json.dumps(content))
         except Exception:  # the library raises no other: for a part written in Python, or one that it does not know

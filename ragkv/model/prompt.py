@@ -11,7 +11,6 @@ KV was computed: chunks, instructions, question, answer, separator, question.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.errors import InputError
+from ragkv.model.pieces import PieceTemplate, control_tokens, fill
 from ragkv.model.plain_text import plain_encoder
 from ragkv.model.profile import Profile
 from ragkv.model.token_bytes import TokenBytes
@@ -39,8 +39,8 @@ _NEXT_HERE = "\u2983next\u2984"
 class Prompt:
     """Tokenise the pieces of a prompt. Immutable.
 
-    Added tokens, special or not, are recognised in our own pieces only. In a document, `</s>` or `<tool_call>` is plain
-    text.
+    Added tokens, special or not, are recognised in the pieces only, be they those of the profile or the chat template.
+    In a document, `</s>` or `<tool_call>` is plain text.
 
     Attributes:
         prefix: token ids of S.
@@ -59,20 +59,20 @@ class Prompt:
         self._tokenizer, self._encode, self._bytes = tokenizer, plain_encoder(tokenizer), TokenBytes(tokenizer)
         prefix, before, after = _frame(tokenizer)
         self._prefix = profile.prefix or prefix
-        self._chunk = profile.chunk or _CHUNK
-        self._question = profile.question or _QUESTION
+        self._chunk = PieceTemplate(profile.chunk or _CHUNK, tokenizer, self._encode)
+        self._question = PieceTemplate(profile.question or _QUESTION, tokenizer, self._encode)
         self.prefix = self._special(self._prefix)
         self._before, self._after = ((), ()) if profile.question else (self._special(before), self._special(after))
-        self._open = self._question if profile.question else self._question + after
-        self._framed = not profile.question
+        self._open = self._question.template if profile.question else self._question.template + after
+        self._framed = not profile.question or self._question.controlled
 
     def chunk(self, title: str, text: str) -> tuple[int, ...]:
         """Return the token ids of one chunk: wrapper, title and text."""
-        return self.plain(self.chunk_text(title, text))
+        return self._chunk.tokens(title=title, text=text)
 
     def chunk_text(self, title: str, text: str) -> str:
         """Return the prompt piece of a chunk as text."""
-        return _fill(self._chunk, title=title, text=text)
+        return self._chunk.filled(title=title, text=text)
 
     def token_ends(self, title: str, text: str, tokens: Sequence[int]) -> NDArray[np.float64]:
         """Return where each token of a chunk ends, in bytes of `text`: below 0 before it, above its size behind it.
@@ -82,8 +82,8 @@ class Prompt:
             text: text of the chunk.
             tokens: token ids of the chunk, as `chunk` returns them.
         """
-        before, _, after = self._chunk.partition("{text}")
-        start, end = (len(_fill(piece, title=title).encode()) for piece in (before, after))
+        before, _, after = self._chunk.template.partition("{text}")
+        start, end = (len(fill(piece, title=title).encode()) for piece in (before, after))
         return self._bytes.ends(tokens, start + len(text.encode()) + end) - start
 
     def blocks(self, tokens: Sequence[int], block: int) -> list[str]:
@@ -115,11 +115,11 @@ class Prompt:
         return (*opening, *(token for turn in turns for token in turn), *self._asked(question))
 
     def _asked(self, question: str) -> tuple[int, ...]:
-        return self._before + self.plain(self.question_text(question)) + self._after
+        return self._before + self._question.tokens(question=question) + self._after
 
     def question_text(self, question: str) -> str:
         """Return the prompt piece of a question as text, without the pieces of a chat template around it."""
-        return _fill(self._question, question=question)
+        return self._question.filled(question=question)
 
     @cached_property
     def between(self) -> tuple[int, ...]:
@@ -162,19 +162,14 @@ class Prompt:
 
     def pieces(self) -> tuple[str, str]:
         """Return the pieces that stored KV depends on: S and the chunk wrapper."""
-        return self._prefix, self._chunk
+        return self._prefix, self._chunk.template
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the token ids of plain text, without any added token."""
         return tuple(self._encode(text))
 
     def _special(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
-
-
-def _fill(piece: str, **values: str) -> str:
-    """Insert all values into a piece at once, so that `{text}` in a title is not replaced."""
-    return re.sub(r"\{(\w+)\}", lambda field: values.get(field[1], field[0]), piece)
+        return control_tokens(text, self._tokenizer)
 
 
 def _frame(tokenizer: Any) -> tuple[str, str, str]:

@@ -7,8 +7,8 @@ import torch
 
 from ragkv.engine.registry import METHODS, check_method, make_method
 from ragkv.errors import InputError, NotCalibrated
-from ragkv.model.decoder import rotate
 from ragkv.model.profile import Profile
+from ragkv.model.rotary import rotate
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.samkv import SamKV
@@ -67,7 +67,7 @@ def test_what_samkvs_paper_does_not_say_is_a_field_and_the_best_reading_its_defa
 def test_samkv_gets_the_models_rope_and_no_request_sets_it(model):
     method = make_method("samkv-fusion:compare=after", model)
     x, positions = torch.randn(3, 2, 8, dtype=torch.float64), torch.tensor([4, 0, 9])
-    assert torch.equal(method.rotate(x, positions), rotate(x, model.rotary(positions)))
+    assert torch.equal(method.rotate(1, x, positions), rotate(x, model.rotary(positions, 1)))
     with pytest.raises(InputError, match="no field 'rotate'"):
         make_method("samkv-fusion:rotate=x", model)
 

@@ -15,7 +15,8 @@ from ragkv.engine.engine import Engine
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.self_test import failed_self_test, self_test
 from ragkv.errors import InputError
-from ragkv.model.decoder import DecoderModel, Rotary
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.rotary import Rotary
 from ragkv.types import AskOptions, Document
 from tests import tiny
 from tests.libraries import open_engine
@@ -28,16 +29,16 @@ YARD = Document("yard", "Yard", "The Calloway Yard was founded by Edda Calloway.
 class Backwards(DecoderModel):
     """Rotates in the opposite direction of the model."""
 
-    def rotary(self, positions):
-        own = super().rotary(positions)
+    def rotary(self, positions, layer=0):
+        own = super().rotary(positions, layer)
         return Rotary(own.cos, -own.sin)
 
 
 class Relative(DecoderModel):
     """Rotates by the distance from the first token of the pass: right in every prefill, wrong for stored chunks."""
 
-    def rotary(self, positions):
-        return super().rotary(positions - positions.min())
+    def rotary(self, positions, layer=0):
+        return super().rotary(positions - positions.min(), layer)
 
 
 class Stretching(torch.nn.Module):
@@ -85,7 +86,7 @@ def test_the_bundled_model_qualifies(model):
 def test_a_layer_loop_that_is_not_the_models_forward_fails():
     assert "layer loop" in self_test(make_prefiller(broken(Backwards, tiny.model()))).reason
     weights = tiny.weights()
-    weights.model.layers[2].self_attn.scaling *= 2  # a layer unlike the first one
+    weights.model.layers[2].register_forward_hook(lambda layer, rows, out: 2 * out)  # more than its modules do
     result = self_test(make_prefiller(DecoderModel(weights)))
     assert result.layer_loop > 0.01
     assert "layer loop" in result.reason

@@ -7,7 +7,7 @@ import torch
 
 from ragkv.kernels import transfer as reference
 from ragkv.kernels.transfer import TransferFormat, TransferTable
-from ragkv.model.decoder import Rotary, rotate
+from ragkv.model.rotary import Rotary, rotate
 from ragkv.store.format.codec import unpack
 from ragkv.store.format.layout import BODIES, Layout, block_ranges
 from ragkv.types import Shape

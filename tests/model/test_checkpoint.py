@@ -136,9 +136,9 @@ def test_old_entries_are_never_used_after_any_change_of_the_model(folders, encod
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
+        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "T5ForConditionalGeneration"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding"),
+        ({"attention_chunk_size": 64}, "chunks"),
     ],
 )
 def test_an_unsupported_folder_is_refused_before_its_weights_are_read(folders, tmp_path, change, word):

@@ -155,11 +155,11 @@ def test_a_pass_that_stops_early_captures_the_same_queries_and_gives_no_logits()
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
+        ({"model_type": "t5"}, "no causal language model"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-        ({"sliding_window": 64}, "sliding"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial"),
+        ({"kv_lora_rank": 8}, "latent"),
+        ({"attention_chunk_size": 64}, "chunks"),
     ],
 )
 def test_unsupported_models_are_refused_in_one_line(change, word):

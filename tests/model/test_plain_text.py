@@ -25,11 +25,12 @@ WORDS = (
     "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think> <|fim_prefix|> <|fim_suffix|> "
     "<|repo_name|> <|file_sep|> <|box_start|> <table> [TOOL_CALLS] [AVAILABLE_TOOLS] <|python_tag|> <image>"
 ).split()
-TEXTS = (*SPECIAL, *WORDS, "    ", "\n\n\n")
+TEXTS = (*SPECIAL, *WORDS)
+SPACES = ("\n", "\n\n", "    ")
 PROSE = (
     "The harbour of Tarn was built in 1889 by Ada Brook. It cost 40 marks; a lamp burns there, and no one knows why.\n"
 )
-LETTERS = "".join((*map(chr, range(32, 127)), *TEXTS))
+LETTERS = "".join((*map(chr, range(32, 127)), *TEXTS, *SPACES))
 
 
 def added(text: str) -> AddedToken:
@@ -83,7 +84,7 @@ def unigram() -> Tokenizer:
     letters = sorted({*LETTERS, "▁"} - {" "})
     pieces = [
         ("<unk>", 0.0),
-        *((word, -0.5) for word in TEXTS[:-2] if word != "<unk>"),
+        *((word, -0.5) for word in TEXTS if word != "<unk>"),
         *((it, -3.0) for it in letters),
     ]
     made = Tokenizer(models.Unigram(pieces, unk_id=0))
@@ -267,3 +268,23 @@ def test_the_parts_of_the_tokenizer_are_shared() -> None:
     assert tokenizer("<tool_call>", add_special_tokens=False)["input_ids"] == [
         tokenizer.get_added_vocab()["<tool_call>"]
     ]
+
+
+def spaced() -> Any:
+    """As Gemma: line breaks and runs of spaces are words of the vocabulary, added, and no merge makes them."""
+    letters = sorted({*LETTERS, *SPACES})
+    made = Tokenizer(models.BPE({letter: id for id, letter in enumerate([*letters, *TEXTS])}, []))
+    made.add_tokens([AddedToken(text, normalized=False) for text in SPACES])
+    return with_words(made)
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\n\nb    c", "\n\n\n", "<tool_call>\n\n    </s>\n"])
+def test_spaces_and_line_breaks_that_are_added_tokens_are_made_by_any_text(text: str) -> None:
+    tokenizer = spaced()
+    words, ids = added_words(tokenizer), plain_encoder(tokenizer)(text)
+    assert not set(words.values()) & set(SPACES)
+    assert not words.keys() & set(ids)
+    spaces = [id for id in ids if tokenizer.decode([id]).isspace()]
+    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert spaces == [id for id in whole if tokenizer.decode([id]).isspace()]
+    assert any(len(tokenizer.decode([id])) > 1 for id in spaces) or text == "a\nb"

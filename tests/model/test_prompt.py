@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import transformers
+from tokenizers import AddedToken
 
 from ragkv.errors import InputError
 from ragkv.model.profile import Profile
@@ -153,3 +154,62 @@ def test_block_texts_are_stable_while_another_thread_uses_the_tokenizer(model):
         done.set()
         thread.join()
     assert not faults
+
+
+CHAT = Profile(
+    prefix="<|im_start|>user\n",
+    chunk="<|im_start|>Document: {title}\n{text}<|im_end|>\n",
+    question="Question: {question}<|im_end|>\n<|im_start|>assistant\n",
+)
+
+
+@pytest.fixture
+def chat(tiny_folder):
+    """The tiny tokenizer with two control tokens more, and their ids."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    return tokenizer, *tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+
+
+def test_control_tokens_that_a_profile_writes_are_tokens_in_every_piece(chat):
+    tokenizer, start, end = chat
+    prompt = Prompt(tokenizer, CHAT)
+    chunk, question = prompt.chunk("T", "x."), prompt.question("Why?")
+    assert prompt.prefix[0] == start
+    assert (chunk[0], chunk.count(start), chunk.count(end)) == (start, 1, 1)
+    assert (question.count(start), question.count(end)) == (1, 1)
+    assert tokenizer.decode(chunk) == prompt.chunk_text("T", "x.") == "<|im_start|>Document: T\nx.<|im_end|>\n"
+    assert tokenizer.decode(question) == "Question: Why?<|im_end|>\n<|im_start|>assistant\n"
+    frame = tokenizer("<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
+    assert question == (*prompt.plain("Question: Why?"), *frame)
+
+
+@pytest.mark.parametrize("word", ["<|im_start|>", "<|im_end|>", "</s>", "{text}<|im_end|>", "{question}"])
+def test_what_is_filled_into_a_piece_with_control_tokens_is_plain_text(chat, word):
+    tokenizer, start, end = chat
+    prompt = Prompt(tokenizer, CHAT)
+    chunk, question = prompt.chunk(f"a{word}", f"{word} b {word}"), prompt.question(f"{word}?")
+    assert (chunk.count(start), chunk.count(end), chunk.count(1)) == (1, 1, 0)
+    assert (question.count(start), question.count(end), question.count(1)) == (1, 1, 0)
+    assert tokenizer.decode(chunk) == prompt.chunk_text(f"a{word}", f"{word} b {word}")
+
+
+def test_a_piece_without_control_tokens_makes_the_tokens_of_its_filled_text(model):
+    prompt = model.prompt
+    assert prompt.chunk("The lamp", "A lamp burns. ") == prompt.plain("Document: The lamp\nA lamp burns. \n")
+
+
+def test_spaces_that_a_control_token_takes_with_it_are_dropped_as_the_tokenizer_does(tiny_folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.add_tokens([AddedToken("<|user|>", rstrip=True, special=True), AddedToken("<|end|>", lstrip=True)])
+    prompt = Prompt(tokenizer, Profile(question="<|user|>\n {question} \n<|end|>"))
+    expected = tokenizer("<|user|>\n Why? \n<|end|>", add_special_tokens=False)["input_ids"]
+    assert prompt.question("Why?") == tuple(expected)
+    assert tokenizer.decode(expected[1:-1]) == "Why?"
+
+
+def test_behind_a_question_piece_with_control_tokens_the_chat_template_ends_the_turn(chat):
+    tokenizer = chat[0]
+    tokenizer.chat_template = QWEN
+    assert tokenizer.decode(Prompt(tokenizer, CHAT).between) == "<|im_end|>\n<|im_start|>user\n"
+    assert tokenizer.decode(Prompt(tokenizer, Profile(question="Q: {question}\nA:")).between) == "\n"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ragkv.model.decoder import Rotary, rotate
+from ragkv.model.rotary import Rotary, rotate
 from tests import tiny
 
 ROPES = {

@@ -2,7 +2,7 @@
 
 import torch
 
-from ragkv.model.decoder import rotate
+from ragkv.model.rotary import rotate
 from ragkv.recompute.reuse import Reuse, ReuseEncoded
 from tests.engine.test_prefill import CHUNKS, EXACT, PREFIX, reader, sparse
 

@@ -14,8 +14,9 @@ import torch
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
-from ragkv.model.decoder import DecoderModel, rotate
+from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import Profile
+from ragkv.model.rotary import rotate
 from ragkv.recompute.samkv import SamKV
 from ragkv.timing import StepTimer
 from tests import tiny
@@ -31,8 +32,8 @@ STARTS = [3, 33, 59]
 END = 100
 
 
-def rotate_at(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return rotate(x, real_model().rotary(positions))
+def rotate_at(layer: int, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return rotate(x, real_model().rotary(positions, layer))
 
 
 METHODS = {

@@ -53,9 +53,11 @@ MAX_QUERY_TOKENS, MAX_QUERY_ROWS = 64, 16384
 def make_graph_decoder(model: DecoderModel, memory: BlockPoolMemory | None = None) -> GraphDecoder | None:
     """Return a graph decoder where the model supports it, else None. `DecoderModel.forward` serves every model.
 
-    The model must be on one GPU, not in float64, with plain linear modules and SiLU, and Triton must be installed.
+    The model must be on one GPU, not in float64, with layers made as Llama's, plain linear modules and SiLU, and Triton
+    must be installed.
     """
-    return GraphDecoder(model, memory=memory) if supports_merging(model.body) and not model.spread else None
+    supported = model.wired and supports_merging(model.body) and not model.spread
+    return GraphDecoder(model, memory=memory) if supported else None
 
 
 class GraphDecoder:

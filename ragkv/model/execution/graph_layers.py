@@ -16,9 +16,10 @@ from ragkv.kernels import decode_step as reference
 from ragkv.kernels.decode_step import CachePointers, StepKernels
 from ragkv.kernels.paged_attention import PagedAttention, attend_paged
 from ragkv.kernels.rows import raw_queries
-from ragkv.model.decoder import DecoderModel, Rotary
+from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.layer_body import LayerState, run_layer
 from ragkv.model.execution.merged_weights import MergedLayer
+from ragkv.model.rotary import Rotary
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
 """(layer, its rotated queries [O, Hq, d], the merged projection [W, (Hq + 2 Hkv) d]) -> their attention [O, Hq, d]"""

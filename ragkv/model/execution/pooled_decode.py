@@ -75,8 +75,8 @@ class PooledDecoder:
         Raises:
             ValueError: the model cannot be decoded so, or the budget holds no block.
         """
-        if model.spread or not is_plain(model.body):
-            raise ValueError(f"{model.name} is on several devices, or not made of plain linear layers with SiLU")
+        if model.spread or not (model.wired and is_plain(model.body)):
+            raise ValueError(f"{model.name} is on several devices, or not made of plain linear layers as Llama is")
         self.model, self.pool = model, KVPool(model.shape, model.dtype, model.device, policy, budget)
         self._stack = LayerStack(model, merge_weights(model.body), step_kernels(model))
         self._kernels = kernels or pool_kernels(model)

@@ -1,0 +1,26 @@
+"""What the attention of each layer is, beyond its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """The attention of one layer.
+
+    Attributes:
+        rotation: number of the layer's rotation in `DecoderModel.rotations`.
+        scale: factor of attention scores.
+        window: how many of the last positions, its own included, a row sees; None for all.
+        softcap: scores s become softcap · tanh(s / softcap); None where they stay.
+        sinks: [Hq]. One logit a head that takes part in the softmax and has no value; None for none.
+    """
+
+    rotation: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = field(default=None, compare=False)

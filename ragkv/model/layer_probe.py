@@ -1,0 +1,258 @@
+"""Reads what each layer of a model does: its mask, its rotation, its scores, and what the model gives to it.
+
+Nothing is looked up by an architecture's name. The model's own forward runs once on layers that record what they are
+given. Then each layer runs up to its attention, on a few random rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ragkv.errors import ModelUnsupported
+from ragkv.model.layer_kinds import LayerKind
+from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, run_block
+from ragkv.model.rotary import Rotation
+from ragkv.model.rotation_probe import SAMPLES, Codes, arrange, explains, find_turning, make_codes
+from ragkv.types import Shape
+
+TOKENS = 8
+"""Tokens on which the model's own forward runs."""
+FARTHEST = 2**20
+"""Longest window that is told from none."""
+UNDERSTOOD = {"scaling", "sliding_window", "position_ids", "is_causal", "use_cache"}
+"""What layers may tell their attention. Whatever else they tell it must be off."""
+
+
+@dataclass(frozen=True)
+class OwnLayers:
+    """The layers of a model.
+
+    Attributes:
+        bodies: one a layer.
+        kinds: their attention.
+        rotations: the different rotations.
+        shape: layers, heads and head size.
+    """
+
+    bodies: tuple[OwnLayer, ...]
+    kinds: tuple[LayerKind, ...]
+    rotations: tuple[Rotation, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """What a layer hands to its attention: q [S, Hq, C, d], k and v [S, Hkv, C, d], and what it says besides."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    given: Mapping[str, Any]
+
+
+@dataclass
+class _Recorded:
+    """What a model's forward gives to its layers, by name, and what it asks of its rotary module, with the answers."""
+
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    rotations: list[tuple[tuple[Any, ...], Any]] = field(default_factory=list)
+
+
+class _RecordingLayer(nn.Module):
+    """Stands where a layer is, notes what it is given and returns its rows. It has the layer's attributes."""
+
+    def __init__(self, block: Any, recorded: _Recorded):
+        super().__init__()
+        object.__setattr__(self, "block", block)
+        object.__setattr__(self, "recorded", recorded)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        bound = inspect.signature(self.block.forward).bind(*args, **kwargs)
+        named = dict(bound.arguments)
+        for parameter in bound.signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                named.update(named.pop(parameter.name, {}))
+        rows: Tensor = named.pop(next(iter(bound.signature.parameters)))
+        self.recorded.layers.append(named)
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "block"), name)
+
+
+class _RecordingRotary(nn.Module):
+    """Stands where the rotary module is, and notes what it is asked and what it answers."""
+
+    def __init__(self, module: Callable[..., Any], recorded: _Recorded):
+        super().__init__()
+        self._ask, self._recorded = partial(module), recorded  # the module itself would become a child
+
+    def forward(self, x: Tensor, position_ids: Tensor, *arguments: Any) -> Any:
+        found = self._ask(x, position_ids, *arguments)
+        self._recorded.rotations.append((arguments, found))
+        return found
+
+
+@torch.inference_mode()
+def read_layers(weights: Any) -> OwnLayers:
+    """Read the layers of a *ForCausalLM whose attention function is ours.
+
+    Raises:
+        ModelUnsupported: a layer does something that is not understood; the message has one line.
+    """
+    body = weights.model
+    recorded = _record(body)
+    farthest = min(FARTHEST, body.config.max_position_embeddings)
+    bodies, kinds, shapes = list[OwnLayer](), list[LayerKind](), list[tuple[int, int, int]]()
+    rotations: dict[Rotation, int] = {}
+    windows: dict[int, int | None] = {}
+    for number, (block, named) in enumerate(zip(body.layers, recorded.layers, strict=True)):
+        mask, turned = named.pop("attention_mask", None), named.pop("position_embeddings", None)
+        with _of_layer(number):
+            if id(mask) not in windows:
+                windows[id(mask)] = find_window(mask, farthest)
+            given = {**_constants(named), "attention_mask": None}
+            codes = make_codes(_width(turned))
+            heads = _coded(block, _samples(block, body.config.hidden_size, len(codes.cos)), given, codes)
+            rotation = _rotation(heads, codes, _arguments(recorded, turned), turned)
+            kinds.append(_kind(heads, rotations.setdefault(rotation, len(rotations)), windows[id(mask)]))
+        shapes.append((heads.q.shape[1], heads.k.shape[1], heads.q.shape[3]))
+        bodies.append(OwnLayer(block, given, rotation, codes.cos.shape[1]))
+    if len(set(shapes)) > 1:
+        words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
+        raise ModelUnsupported(f"its layers differ in their heads ({words}), so their KV is not stored in one form")
+    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), Shape(len(bodies), *shapes[0]))
+
+
+@contextmanager
+def _of_layer(number: int) -> Iterator[None]:
+    """Name the layer in what is raised."""
+    try:
+        yield
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"layer {number} of the model is not supported: {error}") from None
+
+
+def _record(body: Any) -> _Recorded:
+    """Run a decoder's own forward on layers that record what they are given."""
+    recorded = _Recorded()
+    recording = copy_with(
+        body,
+        layers=nn.ModuleList(_RecordingLayer(block, recorded) for block in body.layers),
+        rotary_emb=_RecordingRotary(body.rotary_emb, recorded),
+        **{norm_name(body): nn.Identity()},
+    )
+    tokens = torch.arange(TOKENS, device=body.embed_tokens.weight.device)[None] % body.config.vocab_size
+    with masking(lambda mask_function: mask_function):
+        recording(input_ids=tokens, use_cache=False)
+    return recorded
+
+
+def _constants(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a layer is given, apart from positions, if that is the same for all rows."""
+    constants = {name: value for name, value in named.items() if name != "position_ids"}
+    for name, value in constants.items():
+        if not isinstance(value, bool | int | float | str | None):
+            raise ModelUnsupported(f"it is given {name}, which is not understood")
+    return constants
+
+
+def _width(turned: Any) -> int:
+    """Return how many entries the cos and sin that a layer is given have."""
+    if not (isinstance(turned, tuple) and len(turned) == 2 and all(isinstance(each, Tensor) for each in turned)):
+        raise ModelUnsupported("it is given no cos and sin of its positions")
+    return int(turned[0].shape[-1])
+
+
+def _arguments(recorded: _Recorded, turned: Any) -> tuple[Any, ...]:
+    """Return what the rotary module was asked for the cos and sin that a layer is given."""
+    for arguments, answer in recorded.rotations:
+        if answer is turned:
+            return arguments
+    raise ModelUnsupported("its cos and sin do not come from the model's rotary module")
+
+
+def find_window(mask: Callable[..., Tensor] | None, farthest: int) -> int | None:
+    """Return how many of the last keys a row sees.
+
+    Args:
+        mask: transformers' function of batch, head, row and key.
+        farthest: longest window that is told from none.
+
+    Returns:
+        None where a row sees all keys up to its own.
+
+    Raises:
+        ModelUnsupported: it sees other keys.
+    """
+    if mask is None:
+        raise ModelUnsupported("it has a mask of its own")
+    rows = (farthest, farthest // 3, farthest // 7)
+    zero, keys, counts = torch.zeros((), dtype=torch.int64), torch.arange(farthest + 2), list[int]()
+    for row in rows:
+        seen = mask(zero, zero, torch.tensor(row), keys)
+        counts.append(int(seen.sum()))
+        if not torch.equal(seen, (keys <= row) & (keys > row - counts[-1])):
+            raise ModelUnsupported("its rows see neither all keys before them nor a window of them")
+    if counts != [min(counts[0], row + 1) for row in rows]:
+        raise ModelUnsupported("its rows see chunks of the input, not a window that moves with the row")
+    return None if counts[0] > farthest else counts[0]
+
+
+def _samples(block: Any, size: int, codes: int) -> Tensor:
+    """Draw rows [S, C, size] that are the same under each code."""
+    generator, parameter = torch.Generator().manual_seed(0), next(block.parameters())
+    rows = torch.randn(SAMPLES, 1, size, generator=generator).to(parameter)
+    return rows.expand(-1, codes, -1).contiguous()
+
+
+def _coded(block: Any, hidden: Tensor, given: Mapping[str, Any], codes: Codes) -> _Heads:
+    """Run a layer up to its attention, on rows [S, C, hidden], each under its code."""
+    found: list[_Heads] = []
+
+    def seen(query: Tensor, key: Tensor, value: Tensor, given: Mapping[str, Any]) -> Tensor:
+        found.append(_Heads(query, key, value, given))
+        raise Stop
+
+    cos, sin = (each.to(hidden).expand(hidden.shape[0], -1, -1) for each in (codes.cos, codes.sin))
+    positions = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
+    with attending(seen), suppress(Stop):
+        run_block(block, hidden, positions, (cos, sin), given)
+    if not found:
+        raise ModelUnsupported("it has no attention whose keys could be stored")
+    return found[0]
+
+
+def _rotation(heads: _Heads, codes: Codes, arguments: tuple[Any, ...], turned: tuple[Tensor, Tensor]) -> Rotation:
+    """Return how a layer turns queries and keys, from what its attention got under each code."""
+    q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
+    turning = find_turning(q[: 4 * SAMPLES], codes)
+    values_stay = torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
+    if turning is None or not (explains(turning, q, codes) and explains(turning, k, codes) and values_stay):
+        raise ModelUnsupported("it does not turn pairs of its queries' and keys' dimensions, and nothing else")
+    rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
+    if rotation is None:
+        raise ModelUnsupported("its dimensions do not turn in pairs by one angle each")
+    return rotation
+
+
+def _kind(heads: _Heads, rotation: int, window: int | None) -> LayerKind:
+    """Return a layer's attention by what it tells its attention function."""
+    given = heads.given
+    for name, value in given.items():
+        if name not in UNDERSTOOD and value is not None and (isinstance(value, Tensor) or value):
+            raise ModelUnsupported(f"it tells its attention {name}, which is not understood")
+    if heads.v.shape != heads.k.shape:
+        raise ModelUnsupported("its values have other heads than its keys")
+    if window is not None:
+        raise ModelUnsupported(f"it sees a window of {window} keys")
+    scale = given.get("scaling")
+    return LayerKind(rotation, heads.q.shape[3] ** -0.5 if scale is None else float(scale))

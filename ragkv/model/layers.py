@@ -1,0 +1,93 @@
+"""The layers of a loaded model, and what stands before and behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ragkv.model.layer_bodies import LayerBody, WiredLayer
+from ragkv.model.layer_kinds import LayerKind
+from ragkv.model.layer_probe import read_layers
+from ragkv.model.own_forward import OwnEnds, check_parts, use_own_attention
+from ragkv.model.rotary import Rotation
+from ragkv.types import Shape
+
+
+class Ends(Protocol):
+    """What a model does before its first layer and behind its last layer.
+
+    Attributes:
+        norm: its last norm.
+    """
+
+    norm: Any
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the rows [T, hidden] that enter the first layer for tokens [T], on the embedding's device."""
+        ...
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Return logits [O, vocabulary] of rows [O, hidden] behind the last norm, on the head's device."""
+        ...
+
+
+class WiredEnds:
+    """An embedding, a norm and a head without anything around them."""
+
+    def __init__(self, weights: Any):
+        """Wrap a *ForCausalLM."""
+        self._embedding, self.norm, self._head = weights.model.embed_tokens, weights.model.norm, weights.lm_head
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `Ends`."""
+        rows: Tensor = self._embedding(tokens)
+        return rows
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """See `Ends`."""
+        logits: Tensor = self._head(normed)
+        return logits
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a model.
+
+    Attributes:
+        bodies: one a layer.
+        kinds: the attention of each.
+        rotations: the different rotations, by number.
+        shape: layers, heads and head size.
+        ends: what stands before and behind them.
+    """
+
+    bodies: Sequence[LayerBody]
+    kinds: tuple[LayerKind, ...]
+    rotations: tuple[Rotation, ...]
+    shape: Shape
+    ends: Ends
+
+
+def wired_layers(weights: Any) -> Layers:
+    """Return the layers of a *ForCausalLM that are made as Llama's."""
+    config, blocks = weights.config, weights.model.layers
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = Shape(config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim)
+    kinds = tuple(LayerKind(0, block.self_attn.scaling) for block in blocks)
+    bodies = [WiredLayer(block, head_dim) for block in blocks]
+    return Layers(bodies, kinds, (Rotation(),), shape, WiredEnds(weights))
+
+
+def own_layers(weights: Any) -> Layers:
+    """Return the layers of a *ForCausalLM as they run by their own forward.
+
+    Raises:
+        ModelUnsupported: a layer does something that is not understood.
+    """
+    check_parts(weights)
+    use_own_attention(weights)
+    found = read_layers(weights)
+    return Layers(found.bodies, found.kinds, found.rotations, found.shape, OwnEnds(weights))

@@ -1,0 +1,215 @@
+"""A model's own code, called in parts: what enters its first layer, single layers, and what follows its last norm.
+
+transformers asks for an attention function by name. Ours is registered here: the layer computes q, k and v as its
+family does, calls it, and finishes as its family does. The rotation that the layer is given turns nothing, so the
+function gets queries and keys before RoPE. Whoever calls the layer says by a context variable what attention is; where
+nobody does, as in the model's own forward, the function is the family's own attention.
+
+The parts before and behind the layers are the model's own forward, too, on a shallow copy without layers: multipliers
+of embeddings and logits, soft caps and scales are the family's.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+from ragkv.errors import ModelUnsupported
+from ragkv.model.layer_bodies import Attend
+from ragkv.model.rotary import Rotation
+
+NAME = "ragkv"
+"""Name of the attention function in transformers."""
+NORMS = ("norm", "final_layernorm", "embedding_norm")
+"""What decoders call their last norm."""
+
+
+class Stop(Exception):
+    """Raised by an attention function to end a layer there: what follows is not needed."""
+
+
+AttendHeads = Callable[[Tensor, Tensor, Tensor, Mapping[str, Any]], Tensor]
+"""Maps q [1, Hq, T, d], k, v [1, Hkv, T, d] and what else the layer says of its attention to rows [T, Hq, d]."""
+
+_attention: ContextVar[AttendHeads | None] = ContextVar("attention", default=None)
+_masks: ContextVar[Callable[[Callable[..., Any]], Any] | None] = ContextVar("masks", default=None)
+
+
+@contextmanager
+def attending(attend: AttendHeads) -> Iterator[None]:
+    """Within this context of the calling thread, layers attend by `attend`."""
+    token = _attention.set(attend)
+    try:
+        yield
+    finally:
+        _attention.reset(token)
+
+
+@contextmanager
+def masking(make: Callable[[Callable[..., Any]], Any]) -> Iterator[None]:
+    """Within this context, a model's masks are what `make` returns for the function that says which keys are seen."""
+    token = _masks.set(make)
+    try:
+        yield
+    finally:
+        _masks.reset(token)
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls."""
+    attend = _attention.get()
+    if attend is None:
+        own = sys.modules[type(module).__module__].eager_attention_forward
+        return own(module, query, key, value, attention_mask, **given)[0], None
+    return attend(query, key, value, given)[None], None
+
+
+def _mask(*args: Any, **given: Any) -> Any:
+    """The mask function that transformers calls."""
+    make = _masks.get()
+    return eager_mask(*args, **given) if make is None else make(given["mask_function"])
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, _mask)
+
+
+def use_own_attention(weights: Any) -> None:
+    """Let a *ForCausalLM ask for our attention function. Its own forward computes the same as before."""
+    weights.model.config._attn_implementation = NAME
+
+
+def without_mask(mask_function: Callable[..., Any]) -> None:
+    """Make no mask. See `masking`."""
+
+
+def copy_with(module: Any, **children: nn.Module) -> Any:
+    """Return a shallow copy of a module that shares everything with it but some children."""
+    other = copy.copy(module)
+    other.__dict__["_modules"] = {**module._modules, **children}
+    return other
+
+
+def norm_name(body: Any) -> str:
+    """Return what a decoder calls its last norm; "" where it has none that is known."""
+    return next((name for name in NORMS if hasattr(body, name)), "")
+
+
+def check_parts(weights: Any) -> None:
+    """Raise ModelUnsupported where a *ForCausalLM is not built of the parts that are called here."""
+    body = getattr(weights, "model", None)
+    lacking = [name for name in ("embed_tokens", "layers", "rotary_emb") if not hasattr(body, name)]
+    lacking += [] if norm_name(body) else ["norm"]
+    lacking += [] if hasattr(weights, "lm_head") else ["lm_head"]
+    if lacking:
+        raise ModelUnsupported(f"{type(weights).__name__} is not supported: it has no {', '.join(lacking)}")
+
+
+class _Given(nn.Module):
+    """Stands where a *ForCausalLM has its decoder, and returns the rows that it is given."""
+
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+class OwnEnds:
+    """A model's own code before its first layer and behind its last norm.
+
+    Attributes:
+        norm: the last norm.
+    """
+
+    def __init__(self, weights: Any):
+        """Wrap a *ForCausalLM whose attention is ours; see `use_own_layers`."""
+        name = norm_name(weights.model)
+        self.norm = getattr(weights.model, name)
+        self._before = copy_with(weights.model, layers=nn.ModuleList(), **{name: nn.Identity()})
+        self._behind = copy_with(weights, model=_Given())
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the rows [T, hidden] that enter the first layer for tokens [T], on the embedding's device."""
+        with masking(without_mask):
+            rows: Tensor = self._before(input_ids=tokens[None], use_cache=False).last_hidden_state
+        return rows[0]
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Return logits [O, vocabulary] of rows [O, hidden] behind the last norm, on the head's device."""
+        logits: Tensor = self._behind(inputs_embeds=normed[None], use_cache=False).logits
+        return logits[0]
+
+
+class OwnLayer:
+    """A decoder layer that runs by its own forward."""
+
+    def __init__(self, block: Any, given: Mapping[str, Any], rotation: Rotation, width: int):
+        """Wrap a layer of transformers.
+
+        Args:
+            block: the layer.
+            given: what the model passes to it by name, apart from positions and rotation.
+            rotation: its rotation.
+            width: entries of the cos and sin that it takes.
+        """
+        parameter = next(block.parameters())
+        device, dtype = parameter.device, parameter.dtype
+        self._block, self._given = block, dict(given)
+        self._still = (
+            torch.ones(1, 1, width, dtype=dtype, device=device),
+            torch.zeros(1, 1, width, dtype=dtype, device=device),
+        )
+        self._order = None if rotation.order is None else torch.tensor(rotation.order, device=device)
+
+    def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Run the layer. See `LayerBody`."""
+        kept: Tensor | None = None
+        attended = False
+
+        def attend_heads(query: Tensor, key: Tensor, value: Tensor, given: Mapping[str, Any]) -> Tensor:
+            nonlocal kept, attended
+            if attended:
+                raise ModelUnsupported(f"{type(self._block).__name__} is not supported: it attends twice")
+            attended = True
+            q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+            if self._order is not None:
+                q, k = q[..., self._order], k[..., self._order]
+            rows, kept = attend(q, k, v)
+            if not rows.shape[0]:
+                raise Stop
+            return rows if kept is None else rows.new_zeros(q.shape).index_copy_(0, kept, rows)
+
+        cos, sin = (each.expand(1, hidden.shape[0], -1) for each in self._still)
+        try:
+            with attending(attend_heads):
+                x = run_block(self._block, hidden[None], positions[None].to(hidden.device), (cos, sin), self._given)[0]
+        except Stop:
+            return hidden[:0]
+        return x if kept is None else x[kept]
+
+
+def run_block(
+    block: Any, hidden: Tensor, positions: Tensor, rotation: tuple[Tensor, Tensor], given: Mapping[str, Any]
+) -> Tensor:
+    """Run a layer of transformers on rows [S, T, hidden] at positions [S, T] with cos and sin [S, T, n].
+
+    Args:
+        block: the layer.
+        hidden: the rows.
+        positions: their positions.
+        rotation: cos and sin.
+        given: what else the model passes to it by name.
+    """
+    found = block(hidden, **{**given, "position_ids": positions, "position_embeddings": rotation})
+    rows: Tensor = found[0] if isinstance(found, tuple) else found
+    return rows

@@ -1,0 +1,110 @@
+"""The rows of passes on their way through the layers, and how those of several passes attend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ragkv.kernels.attention import MaskPlan, attend_planned, index_to_device, plan_mask
+from ragkv.model.layer_bodies import Attended
+from ragkv.model.layer_kinds import LayerKind
+from ragkv.model.layer_pass import Pass, write_rows
+from ragkv.model.placement import on_device
+from ragkv.model.rotary import Rotary, rotate_together
+
+
+class PassRows:
+    """The rows of one pass between two layers.
+
+    Attributes:
+        layer_pass: the pass.
+        hidden: hidden states [T, hidden].
+        positions: their positions [T] int64, on the CPU.
+        depth: the layer that the pass stops before.
+        rotary: cos and sin of the rows, by the number of the rotation.
+    """
+
+    def __init__(self, layer_pass: Pass, hidden: Tensor, layers: int):
+        """Begin a pass through so many layers."""
+        self.layer_pass, self.hidden, self.positions = layer_pass, hidden, layer_pass.positions
+        self.depth = layers if layer_pass.depth is None else layer_pass.depth
+        self.rotary: dict[int, Rotary] = {}
+        self._plan: MaskPlan | None = None
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.positions.shape[0]
+
+    def move(self, device: torch.device) -> None:
+        """Move the rows to the device of the next layer."""
+        self.hidden, self._plan = self.hidden.to(device), None
+        self.rotary = {number: each.to(device) for number, each in self.rotary.items()}
+
+    def turn(self, rotation: int, make: Callable[[Tensor], Rotary], device: torch.device) -> None:
+        """Compute cos and sin of the rows for a rotation, unless they are there."""
+        if rotation not in self.rotary:
+            self.rotary[rotation] = make(self.positions).to(device)
+
+    def leave(self, layer: int, device: torch.device) -> Tensor | None:
+        """Drop the rows that end in a layer; return the indices of the others, None where all go on."""
+        leave = self.layer_pass.steps[layer - self.layer_pass.start].leave
+        if layer == self.depth - 1 and self.layer_pass.depth is not None:
+            leave = torch.empty(0, dtype=torch.int64)  # the pass stops here: nothing above needs its output
+        if leave is None:
+            return None
+        rows = index_to_device(leave, device)
+        self.positions = self.positions[leave]
+        self.rotary = {number: each[rows] for number, each in self.rotary.items()}
+        return rows
+
+    def attend(self, layer: int, kind: LayerKind, q: Tensor) -> Tensor:
+        """Compute attention of rows q [O, Hq, d] over the pass's own cache."""
+        p, cache = self.layer_pass, self.layer_pass.cache
+        k, v, k_pos = cache.k(layer), cache.v(layer), cache.positions(layer)
+        if not q.shape[0]:
+            return q
+        with on_device(q.device):
+            if p.attention is not None:
+                return p.attention(layer, q, k, v, self.positions, k_pos, scale=kind.scale)
+            if self._plan is None or not self._plan.fits(self.positions, k_pos):
+                self._plan = plan_mask(self.positions, k_pos, q.device, q.shape[1] // k.shape[1])
+            return attend_planned(q, k, v, self._plan, scale=kind.scale)
+
+
+def attend_together(
+    layer: int, kind: LayerKind, running: Sequence[PassRows], q: Tensor, k: Tensor, v: Tensor
+) -> Attended:
+    """Write K and V of the rows of several passes, and attend: each pass to its own cache.
+
+    Args:
+        layer: the layer.
+        kind: its attention.
+        running: the passes.
+        q: [T, Hq, d]. Queries of all rows before RoPE, pass after pass.
+        k: [T, Hkv, d]. Keys of all rows, likewise.
+        v: [T, Hkv, d]. Values of all rows, likewise.
+    """
+    sizes = [each.count for each in running]
+    queries, keys, values = list(q.split(sizes)), list(k.split(sizes)), list(v.split(sizes))
+    turned, turned_keys = rotate_together(queries, keys, [each.rotary[kind.rotation] for each in running])
+    attended, kept, first, ends = list[Tensor](), list[Tensor](), 0, False
+    for i, (each, size) in enumerate(zip(running, sizes, strict=True)):
+        p = each.layer_pass
+        p.cache.wait_ready(layer)
+        if p.capture is not None:
+            p.capture.add(each.hidden, queries[i], keys[i], values[i])
+        write_rows(p, layer, p.steps[layer - p.start], turned_keys[i], values[i])
+        rows = each.leave(layer, q.device)
+        if rows is None:
+            rows = torch.arange(size, device=q.device) if len(running) > 1 else None
+        else:
+            turned[i], ends = turned[i][rows], True
+        if rows is not None:
+            kept.append(rows + first)
+        attended.append(each.attend(layer, kind, turned[i]))
+        first += size
+    whole = attended[0] if len(attended) == 1 else torch.cat(attended)
+    return Attended(whole, (kept[0] if len(kept) == 1 else torch.cat(kept)) if ends else None)

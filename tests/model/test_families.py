@@ -1,0 +1,185 @@
+"""Every family computes what transformers computes, stores what a plain pass has, and answers by every method."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from ragkv.engine.decoding import decode
+from ragkv.engine.generation import Sampling
+from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import (
+    ALONE,
+    DECODE_NAMES,
+    METHODS,
+    PREFILL_NAMES,
+    make_decode_policy,
+    make_method,
+    make_prefill_policy,
+)
+from ragkv.engine.self_test import self_test
+from ragkv.errors import ModelUnsupported
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.graph_decode import make_graph_decoder
+from ragkv.model.execution.pooled_decode import PooledDecoder
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import Capture, append
+from ragkv.sparse.psa import Psa
+from ragkv.timing import StepTimer
+from ragkv.types import ChunkKV
+from tests import families, tiny
+
+NEAR = {"rtol": 0, "atol": 1e-4}
+PREFIX, QUESTION = families.tokens(3, 99), families.tokens(5, 50)
+CHUNKS = [families.tokens(n, n) for n in (18, 22, 13)]
+every_family = pytest.mark.parametrize("name", families.FAMILIES)
+
+
+def prefill(model: DecoderModel, ids: tuple[int, ...], **options) -> Tensor:
+    return model.forward([append(ContextCache(model.shape, 8, model.dtype), ids, 0, **options)])[0]
+
+
+def own_logits(name: str, ids: tuple[int, ...]) -> Tensor:
+    with torch.inference_mode():
+        return families.own(name)(torch.tensor([ids])).logits[0]
+
+
+@every_family
+def test_logits_are_those_of_the_models_own_forward(name):
+    ids = families.tokens(40)
+    own = own_logits(name, ids)
+    assert own.std() > 0.05, "such logits would be near to any others"
+    torch.testing.assert_close(prefill(families.model(name), ids, outputs=40), own, **NEAR)
+    torch.testing.assert_close(families.model(name).own_logits(ids), own, **NEAR)
+
+
+@every_family
+def test_greedy_answers_are_those_of_the_models_own_forward(name):
+    model, said = families.model(name), families.tokens(20)
+    cache = ContextCache(model.shape, 40, model.dtype)
+    first = model.forward([append(cache, said, 0)])[0][-1]
+    answer = list(decode(model, cache, first, len(said), Sampling(6)))
+    for token in answer:
+        assert token == int(own_logits(name, said)[-1].argmax())
+        said = (*said, token)
+    assert len(answer) == 6 or int(own_logits(name, said)[-1].argmax()) in model.stop_ids
+
+
+@every_family
+def test_stored_rows_of_the_first_chunk_are_those_of_a_plain_pass(name):
+    model, capture = families.model(name), Capture(keys_too=True)
+    start, stop = len(PREFIX), len(PREFIX) + len(CHUNKS[0])
+    prefill(model, (*PREFIX, *CHUNKS[0], *CHUNKS[1]), capture=capture)
+    stored = Prefiller(model, PREFIX).encode(CHUNKS[0])
+    for layer in range(model.shape.layers):
+        torch.testing.assert_close(stored.k[layer], capture.k[layer][start:stop], rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(stored.v[layer], capture.v[layer][start:stop], rtol=1e-4, atol=2e-5)
+
+
+@every_family
+def test_stored_rows_are_moved_to_where_they_stand_and_can_be_recomputed(name):
+    result = self_test(Prefiller(families.model(name), PREFIX))
+    assert result.reason == ""
+    assert max(result.layer_loop, result.stored_rows, result.recompute) < 1e-4
+
+
+@every_family
+def test_requests_in_one_forward_do_not_change_each_other(name):
+    model = families.model(name)
+    alone = [prefill(model, families.tokens(n, n)) for n in (5, 17)]
+    early = append(ContextCache(model.shape, 8, model.dtype), families.tokens(6, 3), 0, capture=Capture(), depth=2)
+    passes = [append(ContextCache(model.shape, 8, model.dtype), families.tokens(n, n), 0) for n in (5, 17)]
+    first, none, second = model.forward([passes[0], early, passes[1]])
+    assert none.shape[0] == 0
+    torch.testing.assert_close((first, second), tuple(alone), **NEAR)
+
+
+@cache
+def encoded(name: str) -> list[ChunkKV]:
+    return Prefiller(families.model(name), PREFIX).encode_many(CHUNKS)
+
+
+def turns(name: str, method: str, prefill_policy: str, decode_policy: str) -> list[Tensor]:
+    """Logits of the first token of two turns; the second has a chunk more."""
+    model = families.model(name)
+    reader = Prefiller(model, PREFIX)
+    options = PrefillOptions(
+        4, make_prefill_policy(prefill_policy, model.profile), make_decode_policy(decode_policy, model.profile)
+    )
+    state, found = reader.new_state(), []
+    sources = [InMemoryChunk(kv, 4, exact=i == 0) for i, kv in enumerate(encoded(name))]
+    for count in (2,) if method in ALONE else (2, 3):
+        context = reader.prefill_sparse(
+            sources[:count], QUESTION, make_method(method, model), StepTimer(), options, state=state
+        )
+        found.append(context.logits)
+        answer = decode(model, context.cache, context.logits, context.position, Sampling(3), context.decoding)
+        state.append_answer(list(answer), (5,))
+    return found
+
+
+@every_family
+def test_every_method_answers_two_turns(name):
+    for method in METHODS:
+        for logits in turns(name, method, "dense", "dense"):
+            assert logits.isfinite().all()
+
+
+@every_family
+def test_every_policy_answers_two_turns(name):
+    policies = [(each, "dense") for each in PREFILL_NAMES] + [("dense", each) for each in DECODE_NAMES]
+    for prefill_policy, decode_policy in policies:
+        for logits in turns(name, "reuse", prefill_policy, decode_policy):
+            assert logits.isfinite().all()
+
+
+def test_models_in_several_threads_attend_by_their_own_requests():
+    names, ids = ("glm4", "granite", "olmo2", "smollm3"), families.tokens(30)
+    expected = [prefill(families.model(name), ids) for name in names]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(5):
+            found = threads.map(lambda name: prefill(families.model(name), ids), names)
+            torch.testing.assert_close(list(found), expected, **NEAR)
+
+
+def test_layers_without_rotation_and_partly_rotated_heads_are_read_from_the_model():
+    assert families.model("smollm3").turns_alike is False
+    still = families.model("smollm3").rotary(torch.arange(9), 2)
+    assert still.cos.eq(1).all()
+    assert still.sin.eq(0).all()
+    partly = families.model("stablelm").rotary(torch.arange(9))
+    assert [int(column) for column in partly.sin.eq(0).all(0)] == 2 * [0, 0, 1, 1, 1, 1, 1, 1]
+
+
+def test_only_layers_made_as_llamas_run_by_recorded_graphs_and_the_pool():
+    model = families.model("granite")
+    assert not model.wired
+    assert model.fused is None
+    assert make_graph_decoder(model) is None
+    with pytest.raises(ValueError, match="as Llama"):
+        PooledDecoder(model, Psa(), 1 << 20)
+    assert tiny.model("qwen3").wired
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "word"),
+    [
+        ("hunyuan_v1_dense", {}, "pairs"),
+        ("opt", {"word_embed_proj_dim": 64}, "no rotary embeddings"),
+        ("gpt_neox", {}, "GPTNeoXForCausalLM"),
+        ("diffllama", {}, "attends twice"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "conv"),
+        ("mistral", {"sliding_window": 8}, "window of 8"),
+    ],
+)
+def test_what_is_not_understood_is_refused_in_one_line(name, fields, word):
+    with pytest.raises(ModelUnsupported, match=word) as refusal:
+        DecoderModel(families.weights(name, **fields))
+    assert "\n" not in str(refusal.value)
