@@ -14,12 +14,12 @@ from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
 from ragkv.engine.decoding import decode
-from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.needles import make_needles
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.question import prompt_order
 from ragkv.engine.registry import METHODS, make_method
 from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.errors import InputError, NotCalibrated, NotFound

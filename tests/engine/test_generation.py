@@ -9,11 +9,11 @@ import torch
 
 from ragkv.cli.samples import samples_folder
 from ragkv.engine.decoding import decode
-from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.question import prompt_order
 from ragkv.engine.registry import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.errors import ConfigError, InputError
 from ragkv.model.layer_pass import append

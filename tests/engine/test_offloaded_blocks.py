@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from ragkv.engine.decoding import decode
-from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.question import prompt_order
 from ragkv.engine.registry import make_decode_policy, make_method
 from ragkv.model.layer_pass import append
 from ragkv.recompute.samkv import SamKV
