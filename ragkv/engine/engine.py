@@ -33,21 +33,13 @@ from ragkv.engine.passes import Passes, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefix_cache import PrefixCache
 from ragkv.engine.question import Questions
-from ragkv.engine.registry import (
-    DEFAULT,
-    full_prefill,
-    make_method,
-)
+from ragkv.engine.registry import DEFAULT, full_prefill, make_method
 from ragkv.engine.request import Request
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.service_rules import answer_of, rule_of, rule_report
 from ragkv.engine.session_manager import SessionManager
-from ragkv.errors import (
-    OutOfMemory,
-    RagkvError,
-    is_out_of_memory,
-)
+from ragkv.errors import OutOfMemory, RagkvError, is_out_of_memory
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.block_tables import BlockPoolMemory
 from ragkv.model.execution.graph_decode import make_graph_decoder
