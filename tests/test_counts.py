@@ -1,12 +1,12 @@
-"""How much there is to hold in the head. Each count may fall and never rise; CONTRIBUTING.md says what to do instead."""
+"""How much there is to hold in the head: each count may fall and never rise (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 from typer.main import get_command
 
@@ -28,9 +28,9 @@ def modules_that_the_engine_imports() -> int:
     return sum(module is not None and module.startswith("ragkv") for module in modules)
 
 
-def options(command: click.Command, below: str = "") -> dict[str, int]:
+def options(command: Any, below: str = "") -> dict[str, int]:
     """Options of each command, by its words."""
-    if isinstance(command, click.Group):
+    if hasattr(command, "commands"):  # a group; typer has its own classes for click's
         found = [options(each, f"{below} {name}".strip()) for name, each in command.commands.items()]
         return {name: count for each in found for name, count in each.items()}
     return {below: sum(parameter.param_type_name == "option" for parameter in command.params)}
