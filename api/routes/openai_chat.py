@@ -11,7 +11,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from api.schemas.openai import MAX_TOKENS, Chat
@@ -98,22 +98,16 @@ def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str
     if temperature < MIN_TEMPERATURE or chat.top_p == 0:
         temperature = 0.0
     stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
-    return AskOptions(
-        collection=collection,
+    return replace(
+        chat.ragkv.options(collection),
         history=turns.history,
         instructions=turns.instructions,
-        top_k=chat.ragkv.top_k,
-        filter=chat.ragkv.filter,
         method=method,
-        prefill=chat.ragkv.prefill,
-        decode=chat.ragkv.decode,
         max_tokens=_longest(chat.max_completion_tokens or chat.max_tokens),
         temperature=temperature,
         top_p=chat.top_p or 1.0,
         stop=stop,
         seed=secrets.randbits(63) if chat.seed is None else chat.seed,
-        abstain_below=chat.ragkv.abstain_below,
-        speculation=chat.ragkv.speculation,
     )
 
 

@@ -6,6 +6,7 @@ Most responses are the dataclasses of the report (ragkv/report.py) and of the jo
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 from pydantic import (
@@ -197,22 +198,20 @@ Documents = Annotated[
 ]
 
 
-class QuestionFields(Body):
-    """A question. A field that is left out takes the value from the settings of the service."""
+class AnswerFields(Body):
+    """How an answer is made, the same in every request that asks: of this API, OpenAI's, and MCP.
+
+    A field that is left out takes the value from the settings of the service.
+    """
 
     model_config = STRICT
 
-    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS), AfterValidator(check_storable)]
     collection: Name = "default"
-    conversation_id: Annotated[
-        Name | None, Field(description="Continue the conversation of this name, or start it.")
-    ] = None
     top_k: Annotated[int | None, Field(ge=1, le=64, description="Chunks to retrieve.")] = None
     filter: Filter | None = None
     method: Annotated[str | None, Field(min_length=1, max_length=256)] = None
     prefill: Annotated[str | None, Field(min_length=1, max_length=256)] = None
     decode: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=4096, description="Longest answer, in tokens.")] = None
     deadline_s: Annotated[
         float | None,
         Field(gt=0, le=86_400, description="Seconds the answer may take. The limit of the service applies as well."),
@@ -227,23 +226,29 @@ class QuestionFields(Body):
     ] = None
 
     def options(self, collection: str) -> AskOptions:
-        """Convert to AskOptions.
+        """Convert to AskOptions. Fields of the same name mean the same.
 
         Args:
             collection: Name of the collection in the catalogue.
         """
-        return AskOptions(
-            collection=collection,
-            conversation=self.conversation_id,
-            top_k=self.top_k,
-            filter=self.filter,
-            method=self.method,
-            prefill=self.prefill,
-            decode=self.decode,
-            max_tokens=self.max_tokens,
-            abstain_below=self.abstain_below,
-            speculation=self.speculation,
-        )
+        names = {field.name for field in fields(AskOptions)} & type(self).model_fields.keys() - {"collection"}
+        return AskOptions(collection, **{name: getattr(self, name) for name in names})
+
+
+class QuestionFields(AnswerFields):
+    """A question. A field that is left out takes the value from the settings of the service."""
+
+    model_config = STRICT
+
+    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS), AfterValidator(check_storable)]
+    conversation_id: Annotated[
+        Name | None, Field(description="Continue the conversation of this name, or start it.")
+    ] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=4096, description="Longest answer, in tokens.")] = None
+
+    def options(self, collection: str) -> AskOptions:
+        """Convert to AskOptions. See `AnswerFields.options`."""
+        return replace(super().options(collection), conversation=self.conversation_id)
 
 
 class QuestionIn(QuestionFields):

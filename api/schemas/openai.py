@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from api.schemas.common import DESCRIBED, MAX_QUESTION_CHARS, STRICT, Body, Filter, Name, check_storable
+from api.schemas.common import DESCRIBED, MAX_QUESTION_CHARS, AnswerFields, check_storable
 from ragkv.passages import Citation
 from ragkv.report import Report
 
@@ -78,20 +78,8 @@ class PlainText(BaseModel):
     type: Literal["text"]
 
 
-class Extension(Body):
+class Extension(AnswerFields):
     """Parameters of this service that OpenAI's API does not have; see `POST /v1/answers`."""
-
-    model_config = STRICT
-
-    collection: Name = "default"
-    top_k: Annotated[int | None, Field(ge=1, le=64)] = None
-    filter: Filter | None = None
-    method: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    prefill: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    decode: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    deadline_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
-    abstain_below: Annotated[float | None, Field(ge=0, le=1)] = None
-    speculation: bool | None = None
 
 
 class Chat(BaseModel):

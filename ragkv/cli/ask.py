@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_type_hints
 
 import typer
 
@@ -145,12 +145,6 @@ def ask(
         return _answer_all(answer, questions, Printer(as_json, bool(file)))
 
 
-ASKED_BY_HTTP = (
-    *("collection", "top_k", "filter", "method", "prefill", "decode", "max_tokens", "abstain_below", "speculation"),
-)
-"""Options that `POST /v1/answers` takes under the same name."""
-
-
 @contextmanager
 def _answerer(
     settings: Settings, options: AskOptions, questions: Sequence[FileQuestion]
@@ -164,8 +158,9 @@ def _answerer(
     """
     if settings.url:
         from ragkv.cli.remote import connected
+        from ragkv.client.models import Options
 
-        given = {name: value for name, value in vars(options).items() if name in ASKED_BY_HTTP}
+        given: Any = {name: value for name, value in vars(options).items() if name in get_type_hints(Options)}
         with connected(settings) as service:
             yield lambda question: service.ask(question, conversation_id=options.conversation, **given)
     else:

@@ -9,11 +9,10 @@ from typing import Any, Literal, TypedDict
 import httpx2
 from pydantic import TypeAdapter
 
-from ragkv.client.models import Said
+from ragkv.client.models import AnswerOptions, Said
 from ragkv.client.responses import parse_problem, parser, unexpected, validate
 from ragkv.passages import Citation
 from ragkv.report import Report
-from ragkv.types import Filter
 
 SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens")
 """Options that OpenAI's API has, too. All others are members of `ragkv` in the request."""
@@ -31,40 +30,22 @@ class ChatMessage(TypedDict):
     content: str
 
 
-class ChatOptions(TypedDict, total=False):
-    """Options of a chat, as in `POST /v1/chat/completions`. The service's settings apply to those that are left out.
+class ChatOptions(AnswerOptions, total=False):
+    """Options of a chat, as in `POST /v1/chat/completions`.
 
     Attributes:
         temperature: 0, the default, takes the likeliest token.
         top_p: Share of the probability that is sampled from.
         seed: Seed of the sampling.
         stop: Strings at which the answer ends, four at most.
-        max_tokens: Largest number of tokens of the answer.
         collection: Collection to search.
-        top_k: Number of chunks to retrieve.
-        filter: Search only documents whose metadata matches.
-        method: Method that builds the context cache, with its parameters.
-        prefill: Prefill policy.
-        decode: Decode policy.
-        deadline_s: Seconds after which the question expires.
-        abstain_below: The answer becomes `unknown` where its confidence is lower, 0 to 1.
-        speculation: Whether tokens of the answer are drafted from its prompt.
     """
 
     temperature: float | None
     top_p: float | None
     seed: int | None
     stop: Sequence[str] | None
-    max_tokens: int | None
     collection: str | None
-    top_k: int | None
-    filter: Filter | None
-    method: str | None
-    prefill: str | None
-    decode: str | None
-    deadline_s: float | None
-    abstain_below: float | None
-    speculation: bool | None
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,10 @@ from ragkv.report import Answer, Ratios, Report
 from ragkv.types import Filter
 
 
-class Options(TypedDict, total=False):
-    """Options of a question, as in `POST /v1/answers`. The service's settings apply to those that are left out.
+class AnswerOptions(TypedDict, total=False):
+    """How an answer is made. The service's settings apply to what is left out.
 
     Attributes:
-        collection: Collection to search.
-        conversation_id: Conversation that the question continues or starts.
         top_k: Number of chunks to retrieve.
         method: Method that builds the context cache, with its parameters.
         prefill: Prefill policy.
@@ -32,8 +30,6 @@ class Options(TypedDict, total=False):
         speculation: Whether tokens of the answer are drafted from its prompt.
     """
 
-    collection: str
-    conversation_id: str | None
     top_k: int | None
     method: str | None
     prefill: str | None
@@ -43,6 +39,18 @@ class Options(TypedDict, total=False):
     deadline_s: float | None
     abstain_below: float | None
     speculation: bool | None
+
+
+class Options(AnswerOptions, total=False):
+    """Options of a question, as in `POST /v1/answers`.
+
+    Attributes:
+        collection: Collection to search.
+        conversation_id: Conversation that the question continues or starts.
+    """
+
+    collection: str
+    conversation_id: str | None
 
 
 class Listing(TypedDict, total=False):

@@ -172,16 +172,16 @@ def test_an_answer_whose_document_goes_while_it_is_decoded_is_given_without_it(t
         with pytest.raises(Outdated):
             engine.finalize(request)
         assert engine.catalog.turns("default", "talk") == []
-        prefill, changes = engine.prefill, ["bridge", "mill"]
+        passes, changes = engine.prefill_passes, ["bridge", "mill"]
 
-        def interrupted(*given):
-            state = prefill(*given)
+        def interrupted(request):
+            yield from passes(request)
             if changes:
-                remove(other, "default", state.hits[0].chunk.document_id)
+                remove(other, "default", request.hits[0].chunk.document_id)
                 changes.pop()
-            return state
+            return request
 
-        engine.prefill = interrupted
+        engine.prefill_passes = interrupted
         answer = engine.answer(QUESTIONS[0], options)
         assert len(answer.report.chunks) == 1
         assert len(engine.catalog.documents()) == 1, "two went, and the third attempt was answered from what is left"
