@@ -8,6 +8,8 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 
+from torch import Tensor
+
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import FREE, CostModel
 from ragkv.engine.kv_transfer import PendingPin
@@ -47,6 +49,7 @@ class StoredChunk:
         fallback: Why the chunk was encoded again, as in `Fallback.reason`; "" if it was not.
         head_bytes: Bytes of the head record, from memory or the store.
         loaded_bytes: Bytes of the blocks loaded from host memory or the store.
+        state_bytes: Bytes of states loaded from the store.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class StoredChunk:
             found: The key, and what `find_head` returned for it. None reads the head record now.
         """
         self.tokens = tuple(tokens)
-        self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
+        self.hit, self.fallback, self.head_bytes, self.loaded_bytes, self.state_bytes = False, "", 0, 0, 0
         self._store, self._exact, self._costs = store, exact, costs
         self._encode, self._repair_entry = encode, repair_entry
         self._key, self._tier_bytes = found[0] if found else store.key(tokens), TierBytes()
@@ -137,6 +140,23 @@ class StoredChunk:
             self.accept((yield from self._encode()))
         assert isinstance(self._source, InMemoryChunk)
         return (yield from self._source.load(requested))
+
+    def load_states(self) -> Passes[tuple[Tensor, ...]]:
+        """Return the states behind the chunk, from a new encoding if the store fails."""
+        head = self._source
+        if isinstance(head, Head):
+            try:
+                tensors = self._store.states(self._key, head)
+            except StoreError as error:
+                self._lose(error.code, error)
+            else:
+                self.state_bytes += head.layout.state_bytes
+                self._tier_bytes["store"] += head.layout.state_bytes
+                return tensors
+        if self._source is None:
+            self.accept((yield from self._encode()))
+        assert isinstance(self._source, InMemoryChunk)
+        return (yield from self._source.load_states())
 
     def pin(self, requested: Sequence[Blocks], threads: Executor) -> PendingPin:
         """Start to pin the wanted blocks in memory, in one of the threads if they have to be fetched.

@@ -79,7 +79,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
         ),
         ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(session.hits)),
         cache=CacheReport(len(session.hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
-        bytes=ByteCounts(size * row, heads, loaded),
+        bytes=ByteCounts(size * row, heads, loaded, sum(s.state_bytes for s in sources)),
         prefilling=prefilling,
         decoding=replace(decoding, speculation=speculation_report(request)),
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),

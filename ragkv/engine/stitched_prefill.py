@@ -108,6 +108,8 @@ class StitchedPrefill:
         rows = self._pending + self._runner.capacity(self._pieces[new:], fixed[new:]) + len(self._question)
         self._stitch.cache.make_room(rows + self._options.answer_tokens)
         yield from self._runner.read_pending(self._state, self._timer)
+        with self._timer.step("load"):
+            yield from self._runner.begin_states(self._stitch, self._sources[new:])
         self._state.join(self._pieces[new:])
 
     def _load_composite(self, blocks: tuple[Blocks, ...]) -> Passes[list[Sequence[Blocks]]]:

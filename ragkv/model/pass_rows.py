@@ -12,6 +12,7 @@ from ragkv.model.layer_bodies import Attended
 from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.layer_pass import Pass, write_rows
 from ragkv.model.placement import on_device
+from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotary, rotate_together
 
 
@@ -26,12 +27,39 @@ class PassRows:
         rotary: cos and sin of the rows, by the number of the rotation.
     """
 
-    def __init__(self, layer_pass: Pass, hidden: Tensor, layers: int):
-        """Begin a pass through so many layers."""
+    def __init__(self, layer_pass: Pass, hidden: Tensor, layers: int, states: int = 0, behind: bool = False):
+        """Begin a pass.
+
+        Args:
+            layer_pass: the pass.
+            hidden: hidden states of its rows.
+            layers: layers with attention.
+            states: layers with a state.
+            behind: whether some of these stand behind the last layer with attention.
+        """
         self.layer_pass, self.hidden, self.positions = layer_pass, hidden, layer_pass.positions
         self.depth = layers if layer_pass.depth is None else layer_pass.depth
         self.rotary: dict[int, Rotary] = {}
         self._plan: MaskPlan | None = None
+        self._states = list(layer_pass.cache.states or (RecurrentState(),) * states)
+        self._stays = behind and layer_pass.depth is None
+
+    def recur(self, first: int, layers: Sequence[RecurrentLayer]) -> None:
+        """Run layers with a state; first: the number of the first one among those of the model."""
+        for number, layer in enumerate(layers, first):
+            self.hidden, self._states[number] = layer(self.hidden, self._states[number])
+
+    def drop_ended(self) -> None:
+        """Drop the rows that end behind the last layer, where layers with a state stood behind it."""
+        if self._stays:
+            self._stays = False
+            rows = self.leave(self.depth - 1, self.hidden.device)
+            self.hidden = self.hidden if rows is None else self.hidden[rows]
+
+    def leave_states(self) -> None:
+        """Give the cache the states behind the rows. A pass that stops early only asks, so it leaves none."""
+        if self._states and self.layer_pass.depth is None:
+            self.layer_pass.cache.states = tuple(self._states)
 
     @property
     def count(self) -> int:
@@ -50,6 +78,8 @@ class PassRows:
 
     def leave(self, layer: int, device: torch.device) -> Tensor | None:
         """Drop the rows that end in a layer; return the indices of the others, None where all go on."""
+        if self._stays and layer == self.depth - 1:
+            return None  # layers with a state follow, and read every row
         leave = self.layer_pass.steps[layer - self.layer_pass.start].leave
         if layer == self.depth - 1 and self.layer_pass.depth is not None:
             leave = torch.empty(0, dtype=torch.int64)  # the pass stops here: nothing above needs its output

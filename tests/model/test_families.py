@@ -175,7 +175,6 @@ def test_only_layers_made_as_llamas_run_by_recorded_graphs_and_the_pool():
         ("gpt_neox", {}, "GPTNeoXForCausalLM"),
         ("diffllama", {}, "attends twice"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "conv"),
         ("mistral", {"sliding_window": 8}, "window of 8"),
     ],
 )
