@@ -23,6 +23,7 @@ from ragkv.engine.pass_runner import PassRunner
 from ragkv.engine.passes import Passes
 from ragkv.engine.prefill_state import DenseReasons, PrefilledContext, PrefillOptions, mean_keys
 from ragkv.engine.session import SessionState, minus, plus
+from ragkv.engine.window_reach import WindowReach
 from ragkv.recompute.base import Blocks, Expansion, Method, Plan, Rows, overwritten_blocks, recomputed_tokens
 from ragkv.sparse.base import DecodeState, decode_state, last_rows, observe_queries
 from ragkv.sparse.pairs import appended_pairs
@@ -66,6 +67,7 @@ class StitchedPrefill:
         self._sparse: SparsePrefill | None = None
         self._decoding: DecodeState | None = None
         self._looks: list[tuple[Blocks, ...]] = []
+        self._reach: WindowReach
 
     def run(self) -> Passes[PrefilledContext]:
         """Run all stages; yield the passes that may run beside those of other questions."""
@@ -109,6 +111,7 @@ class StitchedPrefill:
         self._stitch.cache.make_room(rows + self._options.answer_tokens)
         yield from self._runner.read_pending(self._state, self._timer)
         self._state.join(self._pieces[new:])
+        self._reach = WindowReach(self._model.kinds, self._pieces, self._stitch.starts, self._stitch.end)
 
     def _load_composite(self, blocks: tuple[Blocks, ...]) -> Passes[list[Sequence[Blocks]]]:
         """Load the blocks per chunk that a composite pass reads; return those [layer][chunk] that it does not read.
@@ -116,7 +119,7 @@ class StitchedPrefill:
         The composite pass attends in all its layers but the last: of that one only the queries are needed.
         """
         layers = self._model.shape.layers
-        requested = (blocks or ((),) * len(self._pieces),) * layers
+        requested = self._reach.limit((blocks or ((),) * len(self._pieces),) * layers)
         with self._timer.step("load"):
             missing = self._state.missing(requested)
             self._stitch.reserve(self._pieces, missing)
@@ -137,7 +140,7 @@ class StitchedPrefill:
             if depth:
                 self._looks.append(blocks)
             queries = yield from self._runner.query_pass(self._stitch, self._question, depth)
-            return self._method.plan(self._pieces, queries, blocks), later
+            return self._reach.limit_plan(self._method.plan(self._pieces, queries, blocks)), later
 
     def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Passes[Plan]:
         """Load what the plan keeps and the cache lacks; return what is left of the plan in this turn.

@@ -176,7 +176,7 @@ def test_only_layers_made_as_llamas_run_by_recorded_graphs_and_the_pool():
         ("diffllama", {}, "attends twice"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "conv"),
-        ("mistral", {"sliding_window": 8}, "window of 8"),
+        ("gemma4_text", {"num_hidden_layers": 6, "vocab_size_per_layer_input": 97}, "per_layer_input"),
     ],
 )
 def test_what_is_not_understood_is_refused_in_one_line(name, fields, word):
