@@ -170,22 +170,23 @@ class StitchedPrefill:
             joining: Rows that may join the context while the question is prefilled.
         """
         rows = sum(recomputed_tokens(plan.recompute)) + len(self._question)
-        keys = mean_keys(self._stitch.cache) + joining + len(self._question)
-        self._dense = self._options.why_dense(rows, keys)
+        kinds = self._model.kinds
+        keys = mean_keys(self._stitch.cache, kinds) + joining + len(self._question)
+        self._dense = self._options.why_dense(rows, keys, kinds)
         policy = self._options.prefill_policy
         self._sparse = self._state.attention(policy, None) if policy and not self._dense.prefill else None
-        self._decoding = decode_state(self._options.decode_policy, keys, self._sparse)
+        self._decoding = None if self._dense.decode else decode_state(self._options.decode_policy, keys, self._sparse)
 
     def _prefill_question(self) -> Passes[Tensor]:
         """Prefill the question behind the repaired rows; return the logits [vocabulary] of its last row.
 
         A policy may act on the many repaired rows and leave the few of the question dense, as `auto` does.
         """
-        cache, rows, sparse = self._stitch.cache, len(self._question), self._sparse
-        if sparse is not None and self._options.why_dense(rows, mean_keys(cache) + rows).prefill:
-            *before, last = cache.lengths
-            attending = last_rows(self._decoding)
-            pairs = sum(appended_pairs(length, rows, rows) for length in before) + appended_pairs(last, rows, attending)
+        cache, rows, sparse, kinds = self._stitch.cache, len(self._question), self._sparse, self._model.kinds
+        if sparse is not None and self._options.why_dense(rows, mean_keys(cache, kinds) + rows, kinds).prefill:
+            attending = [rows] * (len(kinds) - 1) + [last_rows(self._decoding)]
+            each = zip(cache.lengths, attending, kinds, strict=True)
+            pairs = sum(appended_pairs(length, rows, some) for length, some, kind in each if kind.plain)
             sparse.count_dense(self._model.shape.q_heads * pairs)
             sparse = None
         logits = yield from self._runner.prefill_tokens(self._stitch, self._question, sparse, self._decoding)
