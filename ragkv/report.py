@@ -115,11 +115,13 @@ class ByteCounts:
         heads: Head records read.
         loaded: Block ranges read: the kept blocks, and the padding that replaces dropped blocks while rows pass through
             during repair (SamKV). A kept block whose rows are all recomputed before anything reads them is not read.
+        windows: Those of `loaded` that belong to layers with a window.
     """
 
     context_kv: int
     heads: int
     loaded: int
+    windows: int = 0
 
 
 @dataclass(frozen=True)

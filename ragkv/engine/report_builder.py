@@ -54,7 +54,9 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     chunks = tuple(_chunk(model, i, hit, layers, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
     kept, row = _kept_tokens(model, session.hits, layers), model.token_bytes
-    heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
+    heads, layer_bytes = sum(s.head_bytes for s in sources), sum((s.loaded_layers for s in sources), Counter[int]())
+    loaded = layer_bytes.total()
+    windows = sum(layer_bytes[layer] for layer, kind in enumerate(model.kinds) if kind.window is not None)
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
     prefill, prefilling = _prefilling(context)
@@ -79,7 +81,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
         ),
         ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(session.hits)),
         cache=CacheReport(len(session.hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
-        bytes=ByteCounts(size * row, heads, loaded),
+        bytes=ByteCounts(size * row, heads, loaded, windows),
         prefilling=prefilling,
         decoding=replace(decoding, speculation=speculation_report(request)),
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),

@@ -166,3 +166,5 @@ def test_a_question_loads_a_third_of_what_it_loads_where_all_layers_are_full(tmp
     assert answers[True].cache.hits.store == answers[True].cache.chunks > 3
     assert full.loaded == full.context_kv == windows.context_kv
     assert windows.loaded * 3 <= full.loaded
+    assert 0 < windows.windows == windows.loaded - full.loaded // 6
+    assert full.windows == 0
