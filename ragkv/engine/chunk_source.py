@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -48,7 +49,7 @@ class StoredChunk:
         hit: Whether the head record was valid and the chunk was not encoded again.
         fallback: Why the chunk was encoded again, as in `Fallback.reason`; "" if it was not.
         head_bytes: Bytes of the head record, from memory or the store.
-        loaded_bytes: Bytes of the blocks loaded from host memory or the store.
+        loaded_layers: Bytes of the blocks loaded from host memory or the store, by layer.
         state_bytes: Bytes of states loaded from the store.
     """
 
@@ -75,7 +76,8 @@ class StoredChunk:
             found: The key, and what `find_head` returned for it. None reads the head record now.
         """
         self.tokens = tuple(tokens)
-        self.hit, self.fallback, self.head_bytes, self.loaded_bytes, self.state_bytes = False, "", 0, 0, 0
+        self.hit, self.fallback, self.head_bytes, self.state_bytes = False, "", 0, 0
+        self.loaded_layers = Counter[int]()
         self._store, self._exact, self._costs = store, exact, costs
         self._encode, self._repair_entry = encode, repair_entry
         self._key, self._tier_bytes = found[0] if found else store.key(tokens), TierBytes()
@@ -123,6 +125,11 @@ class StoredChunk:
         A head record from memory counts only when no block was needed.
         """
         return next((name for name in ("store", "host", "gpu") if self._tier_bytes[name]), "host")
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the blocks loaded from host memory or the store."""
+        return self.loaded_layers.total()
 
     def load(self, requested: Sequence[Blocks]) -> Passes[list[Rows]]:
         """Return per layer the pre-RoPE rows of the wanted blocks, from a new encoding if the store fails."""
@@ -209,7 +216,8 @@ class StoredChunk:
 
     def _count(self, tier_bytes: TierBytes) -> None:
         self._tier_bytes += tier_bytes
-        self.loaded_bytes += tier_bytes["store"] + tier_bytes["host"]
+        for tier in {"store", "host"} & tier_bytes.layers.keys():
+            self.loaded_layers.update(dict(enumerate(tier_bytes.layers[tier].tolist())))
 
     def _lose(self, fallback: str, reason: StoreError | None = None) -> None:
         """Do without what is stored: `load` encodes the chunk. reason: why the store failed, if it did."""

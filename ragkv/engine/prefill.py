@@ -184,11 +184,12 @@ class Prefiller:
         tokens = [*state.pending_tokens, *new]
         stitch.cache.make_room(len(tokens) + options.answer_tokens)
         with timer.step("prefill"):
-            keys = mean_keys(stitch.cache) + len(tokens)
-            dense = options.why_dense(len(tokens), keys)
+            kinds = self.model.kinds
+            keys = mean_keys(stitch.cache, kinds) + len(tokens)
+            dense = options.why_dense(len(tokens), keys, kinds)
             policy = options.prefill_policy
             sparse = state.attention(policy, stitch.end + len(tokens)) if policy and not dense.prefill else None
-            decoding = decode_state(options.decode_policy, keys, sparse)
+            decoding = None if dense.decode else decode_state(options.decode_policy, keys, sparse)
             logits = yield from self.runner.prefill_tokens(stitch, tokens, sparse, decoding)
         state.append_question(len(tokens))
         state.chunks += len(chunks)

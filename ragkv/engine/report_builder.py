@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.registry import DENSE
@@ -53,8 +54,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     layers = different_layers(plan.kept) if plan else []
     chunks = tuple(_chunk(model, i, hit, layers, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
-    kept, row = _kept_tokens(model, session.hits, layers), model.token_bytes
-    heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
+    kept, read = _kept_tokens(model, session.hits, layers), _byte_counts(model, size, sources)
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
     prefill, prefilling = _prefilling(context)
@@ -77,15 +77,32 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
             history=0.0 if session.replayed else context.cached_tokens,
             prefilled=context.prefilled_tokens + session.replayed,
         ),
-        ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(session.hits)),
+        ratios=Ratios(
+            kept / size,
+            sum(again) / size,
+            (read.heads + read.loaded) / read.context_kv,
+            found / len(session.hits),
+        ),
         cache=CacheReport(len(session.hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
-        bytes=ByteCounts(size * row, heads, loaded, sum(s.state_bytes for s in sources)),
+        bytes=read,
         prefilling=prefilling,
         decoding=replace(decoding, speculation=speculation_report(request)),
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
         chunks=chunks,
         removed_turns=session.removed,
         selection=_selection(request, model),
+    )
+
+
+def _byte_counts(model: DecoderModel, tokens: int, sources: Sequence[StoredChunk]) -> ByteCounts:
+    """Count the bytes that were read of chunks with so many tokens."""
+    layers = sum((source.loaded_layers for source in sources), Counter[int]())
+    return ByteCounts(
+        context_kv=tokens * model.token_bytes,
+        heads=sum(source.head_bytes for source in sources),
+        loaded=layers.total(),
+        windows=sum(layers[layer] for layer, kind in enumerate(model.kinds) if kind.window is not None),
+        states=sum(source.state_bytes for source in sources),
     )
 
 

@@ -160,11 +160,13 @@ def _stored_rows_error(stored: PrefilledContext, dense: PrefilledContext, contex
     worst = 0.0
     for layer in range(stored.cache.shape.layers):
         count = alone if layer else context
-        if count:
-            order = stored.cache.positions(layer).argsort()[:count].to(stored.cache.devices[layer])
+        positions = stored.cache.positions(layer)
+        here = (positions < count).nonzero()[:, 0]  # layers with a window hold the last ones alone
+        if len(here):
+            rows, at = (each.to(stored.cache.devices[layer]) for each in (here, positions[here]))
             for found, expected in (
-                (stored.cache.k(layer)[order], dense.cache.k(layer)[:count]),
-                (stored.cache.v(layer)[order], dense.cache.v(layer)[:count]),
+                (stored.cache.k(layer)[rows], dense.cache.k(layer)[at]),
+                (stored.cache.v(layer)[rows], dense.cache.v(layer)[at]),
             ):
                 error = relative_error(found.flatten(1), expected.flatten(1))
                 worst = error if not error <= worst else worst

@@ -30,7 +30,7 @@ FARTHEST = 2**20
 """Longest window that is told from none."""
 NOT_FOR_STATES = {"past_key_values", "position_ids", "position_embeddings", "attention_mask", "use_cache"}
 """What layers with a state are given and have no use for."""
-UNDERSTOOD = {"scaling", "sliding_window", "position_ids", "is_causal", "use_cache"}
+UNDERSTOOD = {"scaling", "sliding_window", "softcap", "s_aux", "position_ids", "is_causal", "use_cache"}
 """What layers may tell their attention. Whatever else they tell it must be off."""
 
 
@@ -291,7 +291,6 @@ def _kind(heads: _Heads, rotation: int, window: int | None) -> LayerKind:
             raise ModelUnsupported(f"it tells its attention {name}, which is not understood")
     if heads.v.shape != heads.k.shape:
         raise ModelUnsupported("its values have other heads than its keys")
-    if window is not None:
-        raise ModelUnsupported(f"it sees a window of {window} keys")
-    scale = given.get("scaling")
-    return LayerKind(rotation, heads.q.shape[3] ** -0.5 if scale is None else float(scale))
+    scale, softcap = given.get("scaling"), given.get("softcap") or None
+    scale = heads.q.shape[3] ** -0.5 if scale is None else float(scale)
+    return LayerKind(rotation, scale, window, softcap, given.get("s_aux"))

@@ -40,7 +40,7 @@ class PassRows:
         self.layer_pass, self.hidden, self.positions = layer_pass, hidden, layer_pass.positions
         self.depth = layers if layer_pass.depth is None else layer_pass.depth
         self.rotary: dict[int, Rotary] = {}
-        self._plan: MaskPlan | None = None
+        self._plans: dict[int | None, MaskPlan] = {}
         self._states = list(layer_pass.cache.states or (RecurrentState(),) * states)
         self._stays = behind and layer_pass.depth is None
 
@@ -68,7 +68,7 @@ class PassRows:
 
     def move(self, device: torch.device) -> None:
         """Move the rows to the device of the next layer."""
-        self.hidden, self._plan = self.hidden.to(device), None
+        self.hidden, self._plans = self.hidden.to(device), {}
         self.rotary = {number: each.to(device) for number, each in self.rotary.items()}
 
     def turn(self, rotation: int, make: Callable[[Tensor], Rotary], device: torch.device) -> None:
@@ -97,11 +97,13 @@ class PassRows:
         if not q.shape[0]:
             return q
         with on_device(q.device):
-            if p.attention is not None:
+            if p.attention is not None and kind.plain:
                 return p.attention(layer, q, k, v, self.positions, k_pos, scale=kind.scale)
-            if self._plan is None or not self._plan.fits(self.positions, k_pos):
-                self._plan = plan_mask(self.positions, k_pos, q.device, q.shape[1] // k.shape[1])
-            return attend_planned(q, k, v, self._plan, scale=kind.scale)
+            plan = self._plans.get(kind.window)
+            if plan is None or not plan.fits(self.positions, k_pos):
+                plan = plan_mask(self.positions, k_pos, q.device, q.shape[1] // k.shape[1], kind.window)
+                self._plans[kind.window] = plan
+            return attend_planned(q, k, v, plan, scale=kind.scale, softcap=kind.softcap, sinks=kind.sinks)
 
 
 def attend_together(

@@ -18,7 +18,7 @@ WIRED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3For
 """Architectures whose layers `WiredLayer` and the GPU's fused loops run, with full attention and whole heads that
 turn."""
 ROPES = ("default", "linear", "llama3", "yarn", "proportional")
-FULL = "full_attention"
+FULL, WINDOW = "full_attention", "sliding_attention"
 STATES = ("linear_attention", "conv", "mamba")
 """Types of layers that have a state instead of keys (recurrence.py)."""
 
@@ -46,7 +46,7 @@ def check_supported(config: Any) -> None:
             raise ModelUnsupported(
                 f"rope type {kind!r} depends on the prompt's length, so stored keys cannot be re-used"
             )
-    others = sorted({*(getattr(config, "layer_types", None) or [])} - {FULL, *STATES})
+    others = sorted({*(getattr(config, "layer_types", None) or [])} - {FULL, WINDOW, *STATES})
     if others:
         raise ModelUnsupported(f"layers of the type {' and '.join(others)} are not supported")
 

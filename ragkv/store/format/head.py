@@ -1,8 +1,8 @@
 """The head of a store entry: its bytes, its verification, and the key that names it.
 
     frame   magic 8s, schema u32, length of the record u64, tag of the record 16s
-    record  safetensors: the digest, the token ids, one tag per (layer, block) [L, B, T] and, of a model with states, that
-            of these [T]; sizes, dtype, body and fingerprint as JSON metadata
+    record  safetensors: the digest, the token ids, one tag per (layer, block) [L, B, T] and one of the states [T] if
+            there are any; sizes, dtype, body and fingerprint as JSON metadata
 
 All numbers are little-endian. seal.py describes the tags and what they protect against.
 

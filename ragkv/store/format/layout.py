@@ -61,6 +61,16 @@ class BlockRanges:
         """The sum of the sizes."""
         return int(self.size.sum())
 
+    @property
+    def layers(self) -> int:
+        """L, the layers of the chunk."""
+        return self.grid // self.blocks
+
+    @property
+    def layer_bytes(self) -> Numbers:
+        """[L], the sum of the sizes by layer."""
+        return np.bincount(self.layer, self.size, self.layers).astype(np.int64)
+
     def select(self, which: Numbers) -> BlockRanges:
         """Return the ranges at indices `which`, which must ascend."""
         if which.shape[0] == len(self):  # indices ascend, so these are all
