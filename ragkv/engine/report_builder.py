@@ -58,11 +58,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
     prefill, prefilling = _prefilling(context)
-    pooled = request.sequence.pooled
-    in_place = 0.0 if request.sequence.paged is None else sum(request.sequence.paged.rows) / model.shape.layers
-    decode, decoding = (
-        _decoding(context, completion, in_place) if pooled is None else _pooled_decoding(pooled, completion)
-    )
+    decode, decoding = _decoded(model, request, completion)
     return Report(
         method=session.method,
         prefill=prefill,
@@ -129,6 +125,15 @@ def _prefilling(context: PrefilledContext) -> tuple[str, PrefillReport]:
     name, read, dense = sparse.state.name, sparse.pairs_read, sparse.dense_pairs
     why = "" if read < dense else f"{name} read everything: {sparse.state.read_all}"
     return name if sparse.selected else DENSE, PrefillReport(read, dense, why)
+
+
+def _decoded(model: DecoderModel, request: RequestState, completion: Completion) -> tuple[str, DecodeReport]:
+    """Return the name of the decode policy that was at work, and what it read."""
+    pooled, paged = request.sequence.pooled, request.sequence.paged
+    if pooled is not None:
+        return _pooled_decoding(pooled, completion)
+    in_place = 0.0 if paged is None else sum(paged.rows) / model.shape.layers
+    return _decoding(request.context, completion, in_place)
 
 
 def _decoding(context: PrefilledContext, completion: Completion, in_place: float) -> tuple[str, DecodeReport]:
