@@ -115,11 +115,15 @@ class ByteCounts:
         heads: Head records read.
         loaded: Block ranges read: the kept blocks, and the padding that replaces dropped blocks while rows pass through
             during repair (SamKV). A kept block whose rows are all recomputed before anything reads them is not read.
+        windows: Those of `loaded` that belong to layers with a window.
+        states: States of layers without attention, of one chunk at most; 0 in a model that has none.
     """
 
     context_kv: int
     heads: int
     loaded: int
+    windows: int = 0
+    states: int = 0
 
 
 @dataclass(frozen=True)

@@ -237,9 +237,12 @@ class ChunkKV:
         k: Keys before RoPE, [L, n, Hkv, d] in the model's compute dtype.
         v: Values, [L, n, Hkv, d] in the model's compute dtype.
         digest: Summary for block selection.
+        states: Of the layers without attention behind the last token, in the model's compute dtype; empty in a model
+            that has none.
     """
 
     tokens: tuple[int, ...]
     k: Tensor
     v: Tensor
     digest: Digest
+    states: tuple[Tensor, ...] = ()

@@ -14,6 +14,8 @@ from ragkv.model.profile import Profile
 VOCABULARY = 97
 LAYERS = 4
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+WINDOW = 8
+_WINDOWS = {"sliding_window": WINDOW}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": _EXPERTS,
@@ -41,6 +43,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {"use_qk_norm": True},
     "gemma": {},
     "phi": {},
+    "gemma2": _WINDOWS,
+    "gemma3_text": {**_WINDOWS, "num_hidden_layers": 6},
+    "cohere2": _WINDOWS,
+    "olmo3": _WINDOWS,
+    "gpt_oss": {**_EXPERTS, **_WINDOWS},
+    "exaone4": {**_WINDOWS, "sliding_window_pattern": 4},
+    "mistral": _WINDOWS,
+    "qwen2": {**_WINDOWS, "use_sliding_window": True, "max_window_layers": 2},
 }
 """Fields of each family's configuration beside the sizes."""
 
@@ -78,7 +88,7 @@ def weights(name: str, **fields: Any) -> Any:
 def model(name: str) -> DecoderModel:
     """A DecoderModel over `weights(name)`, made once."""
     profile = Profile(block=4, initial=1, local=2, stable_layers=(LAYERS - 2, LAYERS - 1))
-    return DecoderModel(weights(name), profile=profile)
+    return DecoderModel(weights(name), profile=profile, name=name)
 
 
 @cache

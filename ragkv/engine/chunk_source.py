@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
+
+from torch import Tensor
 
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import FREE, CostModel
@@ -46,7 +49,8 @@ class StoredChunk:
         hit: Whether the head record was valid and the chunk was not encoded again.
         fallback: Why the chunk was encoded again, as in `Fallback.reason`; "" if it was not.
         head_bytes: Bytes of the head record, from memory or the store.
-        loaded_bytes: Bytes of the blocks loaded from host memory or the store.
+        loaded_layers: Bytes of the blocks loaded from host memory or the store, by layer.
+        state_bytes: Bytes of states loaded from the store.
     """
 
     def __init__(
@@ -72,7 +76,8 @@ class StoredChunk:
             found: The key, and what `find_head` returned for it. None reads the head record now.
         """
         self.tokens = tuple(tokens)
-        self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
+        self.hit, self.fallback, self.head_bytes, self.state_bytes = False, "", 0, 0
+        self.loaded_layers = Counter[int]()
         self._store, self._exact, self._costs = store, exact, costs
         self._encode, self._repair_entry = encode, repair_entry
         self._key, self._tier_bytes = found[0] if found else store.key(tokens), TierBytes()
@@ -121,6 +126,11 @@ class StoredChunk:
         """
         return next((name for name in ("store", "host", "gpu") if self._tier_bytes[name]), "host")
 
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the blocks loaded from host memory or the store."""
+        return self.loaded_layers.total()
+
     def load(self, requested: Sequence[Blocks]) -> Passes[list[Rows]]:
         """Return per layer the pre-RoPE rows of the wanted blocks, from a new encoding if the store fails."""
         head = self._loadable_head(requested)
@@ -137,6 +147,23 @@ class StoredChunk:
             self.accept((yield from self._encode()))
         assert isinstance(self._source, InMemoryChunk)
         return (yield from self._source.load(requested))
+
+    def load_states(self) -> Passes[tuple[Tensor, ...]]:
+        """Return the states behind the chunk, from a new encoding if the store fails."""
+        head = self._source
+        if isinstance(head, Head):
+            try:
+                tensors = self._store.states(self._key, head)
+            except StoreError as error:
+                self._lose(error.code, error)
+            else:
+                self.state_bytes += head.layout.state_bytes
+                self._tier_bytes["store"] += head.layout.state_bytes
+                return tensors
+        if self._source is None:
+            self.accept((yield from self._encode()))
+        assert isinstance(self._source, InMemoryChunk)
+        return (yield from self._source.load_states())
 
     def pin(self, requested: Sequence[Blocks], threads: Executor) -> PendingPin:
         """Start to pin the wanted blocks in memory, in one of the threads if they have to be fetched.
@@ -189,7 +216,8 @@ class StoredChunk:
 
     def _count(self, tier_bytes: TierBytes) -> None:
         self._tier_bytes += tier_bytes
-        self.loaded_bytes += tier_bytes["store"] + tier_bytes["host"]
+        for tier in {"store", "host"} & tier_bytes.layers.keys():
+            self.loaded_layers.update(dict(enumerate(tier_bytes.layers[tier].tolist())))
 
     def _lose(self, fallback: str, reason: StoreError | None = None) -> None:
         """Do without what is stored: `load` encodes the chunk. reason: why the store failed, if it did."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from torch import Tensor
+
 from ragkv.errors import EntryCorrupt, NotQuantisable, StoreError
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.digest import retrieval_pairs
 from ragkv.store.base import KVStore
-from ragkv.store.format.codec import ChunkBytes, as_stored, begin_packing, pack, pack_bytes
+from ragkv.store.format.codec import ChunkBytes, as_stored, begin_packing, fetch_states, pack, pack_bytes
 from ragkv.store.format.head import Head, chunk_key, unpack_head
 from ragkv.store.format.layout import Layout
 from ragkv.store.format.seal import CHECKSUMS, Seal
@@ -71,7 +73,7 @@ class ChunkStore:
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
         self._salt = seal.salt(collection)
         self._quarantine = quarantine or Quarantine()
-        self._shape, self._dtype = model.shape, model.dtype
+        self._shape, self._dtype, self._states = model.shape, model.dtype, model.states
         group = model.shape.q_heads // model.shape.kv_heads
         self._pairs = len(retrieval_pairs(model.profile.retrieval_heads, group))
 
@@ -101,6 +103,11 @@ class ChunkStore:
             raise EntryCorrupt(f"{key} is known to be damaged, and the store cannot delete it")
         with self.quarantining(key):
             return self.tiers.head(key, lambda: self._read_head(key, tokens))
+
+    def states(self, key: Key, head: Head) -> tuple[Tensor, ...]:
+        """Read the states behind a chunk and verify them. Raises StoreError."""
+        with self.quarantining(key):
+            return self._states.unpacked(fetch_states(self.tiers.store, key, head))
 
     def put(self, kv: ChunkKV) -> tuple[ChunkKV, StoreError | None]:
         """Store a chunk.
@@ -173,7 +180,7 @@ class ChunkStore:
 
     def _read_head(self, key: Key, tokens: int) -> Head:
         head = self._unpack_head(self.tiers.store.head(key), key)
-        expected = Layout(self._shape, tokens, self.block, self._dtype, self._body)
+        expected = Layout(self._shape, tokens, self.block, self._dtype, self._body, self._states.bytes)
         if head.layout != expected or head.digest.retrieval_keys.shape[0] != self._pairs:
             raise EntryCorrupt(f"head of {key}: its sizes or its form are not this model's")
         return head

@@ -1,6 +1,6 @@
 """Fingerprint: one hash of everything that makes stored KV valid. KV with another fingerprint is a miss, never a hit.
 
-It covers weights, tokenizer, S, chunk wrapper, block, dtype, digests, body, seal, schema, and the ingest policy.
+It covers weights, tokenizer, S, chunk wrapper, block, dtype, digests, body, seal, schema, states, ingest policy.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def _hashed(
     model: DecoderModel, profile: Profile, mode: str, body: str, seal: str, ingest_policy: PrefillPolicy | None
 ) -> str:
     facts = [SCHEMA, body, seal, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]
+    facts += [f"states {model.states.bytes}"] if model.states.bytes else []
     facts += [
         model.prompt.pieces(),
         model.prompt.prefix,

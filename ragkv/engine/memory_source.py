@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
+from torch import Tensor
+
 from ragkv.engine.kv_transfer import PendingPin
 from ragkv.engine.passes import Passes
 from ragkv.kernels.transfer import PinnedBlocks
@@ -30,6 +32,10 @@ class ChunkSource(Protocol):
 
     def load(self, requested: Sequence[Blocks]) -> Passes[list[Rows]]:
         """Return per layer the pre-RoPE rows of the wanted blocks. A chunk that has to be encoded yields its pass."""
+        ...
+
+    def load_states(self) -> Passes[tuple[Tensor, ...]]:
+        """Return the states behind the chunk (`ChunkKV.states`), as `load` returns rows."""
         ...
 
     def pin(self, requested: Sequence[Blocks], threads: Executor) -> PendingPin:
@@ -56,6 +62,11 @@ class InMemoryChunk:
         yield from ()
         rows = [list(self.piece.rows(blocks)) for blocks in requested]
         return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
+
+    def load_states(self) -> Passes[tuple[Tensor, ...]]:
+        """Return the states behind the chunk, without a pass."""
+        yield from ()
+        return self._kv.states
 
     def pin(self, requested: Sequence[Blocks], threads: Executor) -> PendingPin:
         """Pin nothing, because no block is in a tier."""

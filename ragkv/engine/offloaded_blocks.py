@@ -26,11 +26,13 @@ class OffloadedBlocks:
     """The blocks of one request that are not in its cache. Implements the fetcher of `sparse.base`."""
 
     def __init__(self, model: DecoderModel, stitch: Stitch, sources: Sequence[ChunkSource], plan: Plan):
-        """Collect what the plan, as it was carried out, does not keep."""
+        """Collect what the plan, as it was carried out, does not keep, in the layers where a policy can read it."""
         self._model, self._stitch, self._sources, self._angle = model, stitch, sources, plan.key_positions
         self._blocks = [
             [(i, b) for i, source in enumerate(sources) for b in range(source.piece.blocks) if b not in kept[i]]
-            for kept in plan.kept
+            if kind.plain
+            else []
+            for kept, kind in zip(plan.kept, model.kinds, strict=True)
         ]
         self._keys = [self._points(layer) for layer in range(len(plan.kept))]
 

@@ -71,6 +71,16 @@ class PassRunner:
                 yield append(stitch.cache, state.pending_tokens, stitch.end, outputs=0)
         stitch.end, state.pending_tokens = state.position, ()
 
+    def begin_states(self, stitch: Stitch, sources: Sequence[ChunkSource]) -> Passes[None]:
+        """Let layers with a state go on from behind the last of new chunks, as it was encoded.
+
+        Such a layer forgets, and what stands last counts most. What other chunks and earlier turns left there is
+        dropped; the layers with attention read it. A chunk that has to be encoded again yields its pass.
+        """
+        if sources and self.model.states.bytes:
+            tensors = yield from sources[-1].load_states()
+            stitch.cache.states = self.model.states_of(tensors)
+
     def capacity(self, pieces: Sequence[Piece], fixed: Sequence[Blocks]) -> int:
         """Return the rows that a layer is likely to need. A plan that keeps more lets the cache grow."""
         context = sum(piece.tokens for piece in pieces)

@@ -143,7 +143,8 @@ class Prefiller:
 
         groups = (range(first, min(first + at_once, len(queries))) for first in range(0, len(queries), at_once))
         digest = build_digest(queries, k, map(rotated, groups), self.digest_params, scale=self.model.scale)
-        return ChunkKV(tokens=tuple(tokens), k=k, v=v, digest=digest)
+        states = tuple(each.to(here) for each in self.model.states.flat(cache.states or ()))
+        return ChunkKV(tokens=tuple(tokens), k=k, v=v, digest=digest, states=states)
 
     def new_state(self) -> SessionState:
         """Return the state of a session in which nothing was said yet."""
@@ -183,11 +184,12 @@ class Prefiller:
         tokens = [*state.pending_tokens, *new]
         stitch.cache.make_room(len(tokens) + options.answer_tokens)
         with timer.step("prefill"):
-            keys = mean_keys(stitch.cache) + len(tokens)
-            dense = options.why_dense(len(tokens), keys)
+            kinds = self.model.kinds
+            keys = mean_keys(stitch.cache, kinds) + len(tokens)
+            dense = options.why_dense(len(tokens), keys, kinds)
             policy = options.prefill_policy
             sparse = state.attention(policy, stitch.end + len(tokens)) if policy and not dense.prefill else None
-            decoding = decode_state(options.decode_policy, keys, sparse)
+            decoding = None if dense.decode else decode_state(options.decode_policy, keys, sparse)
             logits = yield from self.runner.prefill_tokens(stitch, tokens, sparse, decoding)
         state.append_question(len(tokens))
         state.chunks += len(chunks)
@@ -237,6 +239,7 @@ class Prefiller:
         room = self.runner.capacity(pieces, fixed) + len(question)
         stitch = Stitch(self.model, pieces, len(self.prefix_tokens), room)
         stitch.cache.extend(self.prefix)
+        run_alone(self.model, self.runner.begin_states(stitch, sources))
         read, _ = split_layers((tuple(fixed),) * self.model.shape.layers, depth - 1)
         stitch.reserve(pieces, read)
         run_alone(self.model, self.runner.load_blocks(stitch, sources, read))
@@ -247,6 +250,7 @@ def _on_host(kv: ChunkKV) -> ChunkKV:
     """Copy K, V and what a plan reads of the digest to the CPU. Keys that are multiplied by queries stay."""
     digest = kv.digest
     read = [digest.alpha, digest.unimportance, digest.landmarks]
-    (k, v, alpha, unimportance, landmarks), wait = begin_host_copies([kv.k, kv.v, *read])
+    (k, v, alpha, unimportance, landmarks, *states), wait = begin_host_copies([kv.k, kv.v, *read, *kv.states])
     wait()
-    return replace(kv, k=k, v=v, digest=replace(digest, alpha=alpha, unimportance=unimportance, landmarks=landmarks))
+    digest = replace(digest, alpha=alpha, unimportance=unimportance, landmarks=landmarks)
+    return replace(kv, k=k, v=v, digest=digest, states=tuple(states))

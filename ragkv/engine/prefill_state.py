@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_kinds import LayerKind
 from ragkv.recompute.base import Blocks, Plan
 from ragkv.sparse.base import DecodePolicy, DecodeState
 from ragkv.sparse.prefill import PrefillPolicy, SparsePrefill
 
 ASKED_FOR = "dense was asked for"
 """The reason where there is no policy."""
+NO_PLAIN_LAYER = "policies act in layers without window, soft cap and sinks, and the model has none"
+"""The reason where no layer attends as policies do."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +33,19 @@ class PrefillOptions:
     prefill_policy: PrefillPolicy | None = None
     decode_policy: DecodePolicy | None = None
 
-    def why_dense(self, rows: float, keys: float) -> DenseReasons:
+    def why_dense(self, rows: float, keys: float, kinds: Sequence[LayerKind]) -> DenseReasons:
         """Return why attention is dense.
 
         Args:
             rows: New rows: those that are repaired, and the question.
             keys: Keys that they attend to, themselves included.
+            kinds: The attention of the model's layers.
         """
         prefill, decode = self.prefill_policy, self.decode_policy
+        never = "" if any(kind.plain for kind in kinds) else NO_PLAIN_LAYER
         return DenseReasons(
-            ASKED_FOR if prefill is None else prefill.why_dense(round(rows), round(keys)),
-            ASKED_FOR if decode is None else decode.why_dense(keys),
+            ASKED_FOR if prefill is None else never or prefill.why_dense(round(rows), round(keys)),
+            ASKED_FOR if decode is None else never or decode.why_dense(keys),
         )
 
 
@@ -87,6 +93,7 @@ class PrefilledContext:
     looks: tuple[tuple[Blocks, ...], ...] = ()
 
 
-def mean_keys(cache: ContextCache) -> float:
-    """Return the rows of a layer, as the mean over layers."""
-    return sum(cache.lengths) / len(cache.lengths)
+def mean_keys(cache: ContextCache, kinds: Sequence[LayerKind]) -> float:
+    """Return the rows of a layer: the mean over layers in which policies act, or over all where they act in none."""
+    lengths = [length for length, kind in zip(cache.lengths, kinds, strict=True) if kind.plain] or cache.lengths
+    return sum(lengths) / len(lengths)

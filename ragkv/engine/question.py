@@ -203,11 +203,13 @@ class Questions:
             raise NotFound(f"collection {options.collection!r} has no documents that the filter describes")
         if not hits:
             raise NotFound(f"collection {options.collection!r} has no documents", "add some with `ragkv ingest`")
-        return prompt_order(
-            with_own_tokens(
-                hits, options.collection, self._engine.catalog, self._engine.model.prompt, self._engine.fingerprint
-            )
+        engine = self._engine
+        ordered = prompt_order(
+            with_own_tokens(hits, options.collection, engine.catalog, engine.model.prompt, engine.fingerprint)
         )
+        # Layers with a state go on from behind the last chunk.
+        best = hits[0].row
+        return sorted(ordered, key=lambda hit: hit.row == best) if engine.model.states.bytes else ordered
 
     def _earlier_turns(self, options: AskOptions) -> tuple[abc.Sequence[tuple[str, str]], set[str]]:
         """Return the (question, answer) of earlier turns, and the ids of the documents that they read."""

@@ -59,6 +59,9 @@ ALONE = ("multi-infllm",)
 DEFAULT = "scout"
 """The method where neither a request nor the settings name one. It needs no calibration (docs/results/quality.md)."""
 
+REPAIRING = ("multi-infllm", "cacheblend", "epic")
+"""Methods that always recompute tokens in the middle of the context, or go through the layers one by one."""
+
 MODEL_DECIDES = ("layers", "heads", "group", "scale", "rotate")
 
 
@@ -141,10 +144,27 @@ def make_method(spec: str, model: DecoderModel) -> Method:
             f"attention as evidence needs the retrieval heads of {model.name}, which are not calibrated",
             "run `ragkv calibrate`, or leave it out of `evidence`",
         )
+    if model.states.bytes:
+        chosen = _without_repair(name, method, chosen)
     try:
         return method.kind(**{**method.given(model), **chosen})
     except ValueError as error:
         raise InputError(f"method {name}: {error}") from None
+
+
+def _without_repair(name: str, method: MethodSpec, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a method for a model with states, which cannot recompute tokens inside of a context.
+
+    A state behind a token depends on all tokens before it. Raises InputError.
+    """
+    repairs = "repair" in method.fields()
+    if name in REPAIRING or (repairs and chosen.get("repair", "none") != "none"):
+        others = ", ".join(other for other in METHOD_NAMES if other not in REPAIRING)
+        raise InputError(
+            f"method {name} recomputes tokens inside of the context, which layers with a state cannot do; "
+            f"ask with one of {others}, and without `repair`"
+        )
+    return {**chosen, "repair": "none"} if repairs else chosen
 
 
 def full_prefill(spec: str) -> FullPrefill | None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.registry import DENSE
@@ -53,16 +54,11 @@ def build_report(model: DecoderModel, request: Request, completion: Completion) 
     layers = different_layers(plan.kept) if plan else []
     chunks = tuple(_chunk(model, i, hit, layers, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
-    kept, row = _kept_tokens(model, session.hits, layers), model.token_bytes
-    heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
+    kept, read = _kept_tokens(model, session.hits, layers), _byte_counts(model, size, sources)
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
     prefill, prefilling = _prefilling(context)
-    pooled = request.sequence.pooled
-    in_place = 0.0 if request.sequence.paged is None else sum(request.sequence.paged.rows) / model.shape.layers
-    decode, decoding = (
-        _decoding(context, completion, in_place) if pooled is None else _pooled_decoding(pooled, completion)
-    )
+    decode, decoding = _decoded(model, request, completion)
     return Report(
         method=session.method,
         prefill=prefill,
@@ -77,15 +73,32 @@ def build_report(model: DecoderModel, request: Request, completion: Completion) 
             history=0.0 if session.replayed else context.cached_tokens,
             prefilled=context.prefilled_tokens + session.replayed,
         ),
-        ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(session.hits)),
+        ratios=Ratios(
+            kept / size,
+            sum(again) / size,
+            (read.heads + read.loaded) / read.context_kv,
+            found / len(session.hits),
+        ),
         cache=CacheReport(len(session.hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
-        bytes=ByteCounts(size * row, heads, loaded),
+        bytes=read,
         prefilling=prefilling,
         decoding=replace(decoding, speculation=speculation_report(request)),
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
         chunks=chunks,
         removed_turns=session.removed,
         selection=_selection(request, model),
+    )
+
+
+def _byte_counts(model: DecoderModel, tokens: int, sources: Sequence[StoredChunk]) -> ByteCounts:
+    """Count the bytes that were read of chunks with so many tokens."""
+    layers = sum((source.loaded_layers for source in sources), Counter[int]())
+    return ByteCounts(
+        context_kv=tokens * model.token_bytes,
+        heads=sum(source.head_bytes for source in sources),
+        loaded=layers.total(),
+        windows=sum(layers[layer] for layer, kind in enumerate(model.kinds) if kind.window is not None),
+        states=sum(source.state_bytes for source in sources),
     )
 
 
@@ -112,6 +125,15 @@ def _prefilling(context: PrefilledContext) -> tuple[str, PrefillReport]:
     name, read, dense = sparse.state.name, sparse.pairs_read, sparse.dense_pairs
     why = "" if read < dense else f"{name} read everything: {sparse.state.read_all}"
     return name if sparse.selected else DENSE, PrefillReport(read, dense, why)
+
+
+def _decoded(model: DecoderModel, request: RequestState, completion: Completion) -> tuple[str, DecodeReport]:
+    """Return the name of the decode policy that was at work, and what it read."""
+    pooled, paged = request.sequence.pooled, request.sequence.paged
+    if pooled is not None:
+        return _pooled_decoding(pooled, completion)
+    in_place = 0.0 if paged is None else sum(paged.rows) / model.shape.layers
+    return _decoding(request.context, completion, in_place)
 
 
 def _decoding(context: PrefilledContext, completion: Completion, in_place: float) -> tuple[str, DecodeReport]:

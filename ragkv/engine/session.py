@@ -17,6 +17,7 @@ from dataclasses import replace
 from ragkv.engine.stitch import Stitch
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
+from ragkv.model.recurrence import States
 from ragkv.recompute.base import Blocks, Piece, Plan, Tokens, padding_for
 from ragkv.sparse.prefill import PrefillPolicy, PrefillState, SparsePrefill
 
@@ -41,6 +42,7 @@ class SessionState:
         self._held: Sequence[Sequence[Blocks]] = [()] * model.shape.layers
         self._repaired: Sequence[Sequence[Tokens]] = [()] * model.shape.layers
         self._question_ends = [0] * model.shape.layers
+        self._question_states: States | None = None
         self._policy: PrefillPolicy | None = None
         self._choice: PrefillState | None = None
 
@@ -115,12 +117,13 @@ class SessionState:
         """Note that tokens were prefilled at the end: pending tokens, and a question as the last of them."""
         self.stitch.end, self.pending_tokens = self.stitch.end + tokens, ()
         self._question_ends = list(self.stitch.cache.lengths)
+        self._question_states = self.stitch.cache.states
 
     def append_answer(self, tokens: Sequence[int], then: Sequence[int]) -> None:
         """Append an answer.
 
-        Rows that were decoded beyond the answer are dropped. If blocks were loaded between the answer's rows, all rows
-        of the answer are dropped, and the next turn prefills it.
+        Rows that were decoded beyond the answer are dropped. If blocks were loaded between the answer's rows, or states
+        are ahead of the answer, all rows of the answer are dropped, and the next turn prefills it.
 
         Args:
             tokens: Token ids of the answer, as far as it counts.
@@ -131,7 +134,10 @@ class SessionState:
             int((cache.positions(layer)[asked:] < self.stitch.end).sum())
             for layer, asked in enumerate(self._question_ends)
         ]
-        rows = 0 if any(came) else min(len(tokens), cache.lengths[0] - self._question_ends[0])
+        decoded = cache.lengths[0] - self._question_ends[0]
+        rows = 0 if any(came) else min(len(tokens), decoded)
+        if cache.states is not None and rows < decoded:
+            rows, cache.states = 0, self._question_states
         cache.truncate([length + rows for length in self._question_ends])
         self.stitch.end += rows
         self.pending_tokens = (*tokens[rows:], *then)

@@ -281,7 +281,9 @@ class SessionManager:
         """Prefill new chunks and a question, behind what an earlier question prefilled where the method asks for it."""
         chunks, collection, known = [hit.chunk for hit in hits], session.collection, 0
         asked = full_prefill(session.method)
-        shares = asked is not None and asked.prefix and not session.state.started
+        # States behind a prefix are not kept, so a model with states reads everything again.
+        stateless = not self._prefiller.model.states.bytes
+        shares = asked is not None and asked.prefix and not session.state.started and stateless
         if shares:
             with timer.step("load"):
                 known = self.prefixes.restore(session.state, chunks, collection)

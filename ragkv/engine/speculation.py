@@ -15,6 +15,7 @@ from ragkv.recompute.base import Plan
 from ragkv.report import SpeculationReport
 
 POOL = "the pool of KV blocks decodes one token a step"
+STATES = "the model's layers with a state decode one token a step"
 
 
 def make_drafter(model: DecoderModel, request: Request) -> Drafter | None:
@@ -59,5 +60,7 @@ def _why_none(request: Request) -> str:
     """Return why the request decodes a token a step; "" where drafts can be verified."""
     if request.sequence.pooled is not None:
         return POOL
+    if request.context.cache.states is not None:
+        return STATES
     policy = request.context.decoding
     return "" if policy is None else f"the decode policy {policy.name} decodes one token a step"

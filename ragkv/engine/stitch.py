@@ -124,7 +124,7 @@ class Stitch:
         self, layer: int, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: KeyPositions | None = None
     ) -> Tensor:
         """Rotate a layer's pre-RoPE keys [m, Hkv, d] of (chunk, token indices) pairs to their positions or `angle`."""
-        if angle is None:
+        if angle is None or self._model.kinds[layer].window is not None:  # windows count true positions
             at = self._of(chunks)
         else:
             places = [ChunkSpan(self.starts[0], start, self.end) for start in self.starts]

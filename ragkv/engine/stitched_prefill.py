@@ -23,6 +23,7 @@ from ragkv.engine.pass_runner import PassRunner
 from ragkv.engine.passes import Passes
 from ragkv.engine.prefill_state import DenseReasons, PrefilledContext, PrefillOptions, mean_keys
 from ragkv.engine.session import SessionState, minus, plus
+from ragkv.engine.window_reach import WindowReach
 from ragkv.recompute.base import Blocks, Expansion, Method, Plan, Rows, overwritten_blocks, recomputed_tokens
 from ragkv.sparse.base import DecodeState, decode_state, last_rows, observe_queries
 from ragkv.sparse.pairs import appended_pairs
@@ -66,6 +67,7 @@ class StitchedPrefill:
         self._sparse: SparsePrefill | None = None
         self._decoding: DecodeState | None = None
         self._looks: list[tuple[Blocks, ...]] = []
+        self._reach: WindowReach
 
     def run(self) -> Passes[PrefilledContext]:
         """Run all stages; yield the passes that may run beside those of other questions."""
@@ -108,7 +110,10 @@ class StitchedPrefill:
         rows = self._pending + self._runner.capacity(self._pieces[new:], fixed[new:]) + len(self._question)
         self._stitch.cache.make_room(rows + self._options.answer_tokens)
         yield from self._runner.read_pending(self._state, self._timer)
+        with self._timer.step("load"):
+            yield from self._runner.begin_states(self._stitch, self._sources[new:])
         self._state.join(self._pieces[new:])
+        self._reach = WindowReach(self._model.kinds, self._pieces, self._stitch.starts, self._stitch.end)
 
     def _load_composite(self, blocks: tuple[Blocks, ...]) -> Passes[list[Sequence[Blocks]]]:
         """Load the blocks per chunk that a composite pass reads; return those [layer][chunk] that it does not read.
@@ -116,7 +121,7 @@ class StitchedPrefill:
         The composite pass attends in all its layers but the last: of that one only the queries are needed.
         """
         layers = self._model.shape.layers
-        requested = (blocks or ((),) * len(self._pieces),) * layers
+        requested = self._reach.limit((blocks or ((),) * len(self._pieces),) * layers)
         with self._timer.step("load"):
             missing = self._state.missing(requested)
             self._stitch.reserve(self._pieces, missing)
@@ -137,7 +142,7 @@ class StitchedPrefill:
             if depth:
                 self._looks.append(blocks)
             queries = yield from self._runner.query_pass(self._stitch, self._question, depth)
-            return self._method.plan(self._pieces, queries, blocks), later
+            return self._reach.limit_plan(self._method.plan(self._pieces, queries, blocks)), later
 
     def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Passes[Plan]:
         """Load what the plan keeps and the cache lacks; return what is left of the plan in this turn.
@@ -167,22 +172,23 @@ class StitchedPrefill:
             joining: Rows that may join the context while the question is prefilled.
         """
         rows = sum(recomputed_tokens(plan.recompute)) + len(self._question)
-        keys = mean_keys(self._stitch.cache) + joining + len(self._question)
-        self._dense = self._options.why_dense(rows, keys)
+        kinds = self._model.kinds
+        keys = mean_keys(self._stitch.cache, kinds) + joining + len(self._question)
+        self._dense = self._options.why_dense(rows, keys, kinds)
         policy = self._options.prefill_policy
         self._sparse = self._state.attention(policy, None) if policy and not self._dense.prefill else None
-        self._decoding = decode_state(self._options.decode_policy, keys, self._sparse)
+        self._decoding = None if self._dense.decode else decode_state(self._options.decode_policy, keys, self._sparse)
 
     def _prefill_question(self) -> Passes[Tensor]:
         """Prefill the question behind the repaired rows; return the logits [vocabulary] of its last row.
 
         A policy may act on the many repaired rows and leave the few of the question dense, as `auto` does.
         """
-        cache, rows, sparse = self._stitch.cache, len(self._question), self._sparse
-        if sparse is not None and self._options.why_dense(rows, mean_keys(cache) + rows).prefill:
-            *before, last = cache.lengths
-            attending = last_rows(self._decoding)
-            pairs = sum(appended_pairs(length, rows, rows) for length in before) + appended_pairs(last, rows, attending)
+        cache, rows, sparse, kinds = self._stitch.cache, len(self._question), self._sparse, self._model.kinds
+        if sparse is not None and self._options.why_dense(rows, mean_keys(cache, kinds) + rows, kinds).prefill:
+            attending = [rows] * (len(kinds) - 1) + [last_rows(self._decoding)]
+            each = zip(cache.lengths, attending, kinds, strict=True)
+            pairs = sum(appended_pairs(length, rows, some) for length, some, kind in each if kind.plain)
             sparse.count_dense(self._model.shape.q_heads * pairs)
             sparse = None
         logits = yield from self._runner.prefill_tokens(self._stitch, self._question, sparse, self._decoding)

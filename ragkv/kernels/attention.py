@@ -11,7 +11,7 @@ and not what a bottom-right triangular mask would show.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ragkv.kernels.attention_reference import visible
+from ragkv.kernels.attention_scores import ScoreTile, attend_scores, score_tiles
 from ragkv.kernels.attention_tiles import attend_tiles, supports_tiles
 from ragkv.kernels.block_index import BlockSparseIndex, dense_index
 from ragkv.kernels.block_sparse import attend_block_sparse
@@ -37,6 +38,7 @@ class MaskPlan:
         device_q_pos: `q_pos` as int32 on the GPU, where block-sparse attention runs.
         device_k_pos: `k_pos` as int32 on the GPU, likewise.
         index: the visible keys of each tile of queries, likewise.
+        window: how many of the last positions a query sees; None for all.
     """
 
     q_pos: Tensor
@@ -45,6 +47,14 @@ class MaskPlan:
     device_q_pos: Tensor | None = None
     device_k_pos: Tensor | None = None
     index: BlockSparseIndex | None = None
+    window: int | None = None
+    _tiles: dict[torch.device, list[ScoreTile]] = field(default_factory=dict)
+
+    def tiles(self, device: torch.device) -> list[ScoreTile]:
+        """The keys of each tile of queries, for attention with scores."""
+        if device not in self._tiles:
+            self._tiles[device] = score_tiles(self.q_pos, self.k_pos, self.window, device)
+        return self._tiles[device]
 
     @cached_property
     def visible(self) -> Tensor:
@@ -65,7 +75,7 @@ class MaskPlan:
         return replace(self, device_q_pos=positions[0], device_k_pos=positions[1], index=moved)
 
 
-def plan_mask(q_pos: Tensor, k_pos: Tensor, device: torch.device, group: int) -> MaskPlan:
+def plan_mask(q_pos: Tensor, k_pos: Tensor, device: torch.device, group: int, window: int | None = None) -> MaskPlan:
     """Plan the mask of rows that are on `device`.
 
     Args:
@@ -73,7 +83,10 @@ def plan_mask(q_pos: Tensor, k_pos: Tensor, device: torch.device, group: int) ->
         k_pos: [n] int64, on the CPU.
         device: where attention runs.
         group: query heads that read the same key/value head.
+        window: how many of the last positions a query sees; None for all.
     """
+    if window is not None and q_pos.shape[0] and bool((q_pos.max() - k_pos.min() >= window).item()):
+        return MaskPlan(q_pos, k_pos, "part", window=window)
     if q_pos.shape == k_pos.shape and torch.equal(q_pos, k_pos) and _increasing(q_pos):
         return MaskPlan(q_pos, k_pos, "square")
     if device.type != "cuda" or q_pos.shape[0] == 0:
@@ -120,10 +133,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, sca
     return attend_planned(q, k, v, plan_mask(q_pos, k_pos, q.device, q.shape[1] // k.shape[1]), scale=scale)
 
 
-def attend_planned(q: Tensor, k: Tensor, v: Tensor, plan: MaskPlan, *, scale: float) -> Tensor:
-    """Compute `attend` with a mask that was planned before."""
+def attend_planned(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: MaskPlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Compute `attend` with a mask that was planned before, and what else `attention_scores` describes."""
     if q.shape[0] == 0:
         return q
+    if plan.window is not None or softcap is not None or sinks is not None:
+        return attend_scores(q, k, v, plan.tiles(q.device), scale=scale, softcap=softcap, sinks=sinks)
     if supports_tiles(q):
         return attend_tiles(q, k, v, plan.q_pos, plan.k_pos, scale=scale)
     if plan.kind == "square":

@@ -24,7 +24,7 @@ from ragkv.model.placement import SPREAD, check_spreadable, remove_hooks
 from ragkv.model.profile import Profile, default_profile, load_profile
 from ragkv.model.published import load_weights, served_config
 from ragkv.model.source import ModelSource
-from ragkv.model.supported import check_supported, first_line
+from ragkv.model.supported import attention_layers, check_supported, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -109,7 +109,7 @@ def load_checkpoint(
     weights_hash = files.weights_hash or weights_hash_of(files.folder)
     if adapter:
         weights_hash = joined_hash(weights_hash, adapter.digest)
-    profile = default_profile(config.num_hidden_layers, config.hidden_size, config.model_type)
+    profile = default_profile(attention_layers(config), config.hidden_size, config.model_type)
     # The later ones win: an adapter was trained for a prompt and blocks of its own, and a calibration measured both.
     beside = [files.folder / "profile.json", *([adapter.folder / "profile.json"] if adapter else [])]
     for path in [*beside, *([profiles / f"{weights_hash}.json"] if profiles else [])]:

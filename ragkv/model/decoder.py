@@ -33,6 +33,7 @@ from ragkv.model.pass_rows import PassRows, attend_together
 from ragkv.model.placement import layer_devices, move_inputs
 from ragkv.model.profile import Profile, default_profile
 from ragkv.model.prompt import Prompt
+from ragkv.model.recurrence import StateForm, States, state_form
 from ragkv.model.rotary import Rotary
 from ragkv.model.source import ModelSource
 from ragkv.model.supported import architecture_of, check_supported, is_wired
@@ -63,6 +64,7 @@ class DecoderModel:
         stop_ids: token ids that end an answer.
         max_positions: length of the model's context.
         fused: the layer loop that `forward` runs; None for the plain loop of this class.
+        states: the form of the states of its layers without attention; empty in a model that has none.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class DecoderModel:
         self._layers: Layers = wired_layers(weights) if self.wired else own_layers(weights)
         self.body, self.lm_head, self.config = weights.model, weights.lm_head, config
         self.kinds, self.shape = self._layers.kinds, self._layers.shape
-        self.devices, self.dtype = layer_devices(self.body), next(weights.parameters()).dtype
+        self.devices, self.dtype = self._layers.devices(weights), next(weights.parameters()).dtype
         self.device, self.spread = self.devices[0], len({each.device for each in weights.parameters()}) > 1
         self._norm = self._layers.ends.norm
         ends = (self.body.embed_tokens, nn.ModuleList([self._norm, self.body.layers[-1]]), self.lm_head)
@@ -102,6 +104,7 @@ class DecoderModel:
         self.stop_ids = _stop_ids(weights, tokenizer)
         self.max_positions: int = config.max_position_embeddings
         self.fused = self._fuse()
+        self.states = StateForm()
         if not self.wired:
             self._check_layers()
 
@@ -180,15 +183,28 @@ class DecoderModel:
             return self.fused.forward(passes)
         embed = self._layers.ends.embed
         rows = [
-            PassRows(p, embed(p.tokens.to(self._embedding_at)) if p.hidden is None else p.hidden, self.shape.layers)
+            PassRows(
+                p,
+                embed(p.tokens.to(self._embedding_at)) if p.hidden is None else p.hidden,
+                self.shape.layers,
+                self._layers.states,
+                bool(self._layers.recurrent and self._layers.recurrent[-1]),
+            )
             for p in passes
         ]
         for layer in range(max(each.depth for each in rows)):
             running = [each for each in rows if each.layer_pass.start <= layer < each.depth]
             if running:
+                self._layers.run_recurrent(layer, running)
                 self._run_layer(layer, running)
+        self._layers.run_recurrent(self.shape.layers, [each for each in rows if each.layer_pass.depth is None])
+        for each in rows:
+            each.drop_ended()
         final = self._norm(torch.cat([each.hidden.to(self._norm_at) for each in rows]))
-        return list(self._logits(final).split([each.hidden.shape[0] for each in rows]))
+        logits = list(self._logits(final).split([each.hidden.shape[0] for each in rows]))
+        for each in rows:  # last, so that a forward that fails leaves all states as they were
+            each.leave_states()
+        return logits
 
     def _run_layer(self, layer: int, running: Sequence[PassRows]) -> None:
         """Run a layer for the rows of several passes."""
@@ -234,6 +250,10 @@ class DecoderModel:
         found = {number: self.rotary(torch.arange(end), numbers.index(number)) for number in dict.fromkeys(numbers)}
         return {each: found[each[0]].to(each[1]) for each in dict.fromkeys(zip(numbers, self.devices, strict=True))}
 
+    def states_of(self, tensors: Sequence[Tensor]) -> States:
+        """Return stored tensors (`StateForm.flat`) as states, where the layers compute."""
+        return self.states.states(tensors, self._layers.state_devices)
+
     @property
     def turns_alike(self) -> bool:
         """Whether all layers turn keys by the same angles."""
@@ -245,6 +265,8 @@ class DecoderModel:
         cache = ContextCache(self.shape, CHECKED, self.dtype, self.devices)
         first, then = tokens[: CHECKED // 2], tokens[CHECKED // 2 :]
         self.forward([append(cache, first, 0, outputs=0)])
+        if cache.states is not None:
+            self.states = state_form(cache.states, self.dtype)
         (ours,) = self.forward([append(cache, then, len(first), outputs=len(then))])
         error = relative_error(centred(ours), centred(self.own_logits(tokens)[len(first) :]))
         if not error <= TOLERANCE[self.dtype]:  # NaN fails, too

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ragkv.kernels.attention import index_to_device
 from ragkv.model.pinned import pinned_tensors
+from ragkv.model.recurrence import States
 from ragkv.types import Shape
 
 
@@ -41,6 +42,7 @@ class ContextCache:
         dtype: dtype of K and V.
         devices: device of each layer.
         lengths: number of live rows of each layer.
+        states: of the layers without attention, behind the last row; None in a model that has none, and before it.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ContextCache:
         self._v = [torch.empty_like(k) for k in self._k]
         self._positions = [torch.empty(size, dtype=torch.int64) for size in sizes]
         self.lengths = [0] * shape.layers
+        self.states: States | None = None
         self._pending: list[PendingCopy | None] = [None] * shape.layers
         self._addresses: NDArray[np.int64] | None = None
 
@@ -101,8 +104,9 @@ class ContextCache:
 
     @property
     def bytes(self) -> int:
-        """Allocated bytes of K and V, unused capacity included."""
-        return sum(each.nbytes for each in self.tensors)
+        """Allocated bytes of K and V, unused capacity included, and of states."""
+        states = [each for state in self.states or () for each in (state.tail, state.recurrent) if each is not None]
+        return sum(each.nbytes for each in (*self.tensors, *states))
 
     def make_room(self, rows: int) -> None:
         """Grow every layer, where needed, to hold `rows` more rows."""
@@ -179,7 +183,11 @@ class ContextCache:
         return slots
 
     def extend(self, other: ContextCache) -> None:
-        """Append all rows of a cache of the same shape on the same devices, with a few launches for all layers."""
+        """Append all rows of a cache of the same shape on the same devices, with a few launches for all layers.
+
+        Its states, if it has any, take the place of those that are here.
+        """
+        self.states = other.states or self.states
         moves: dict[torch.device, list[tuple[Tensor, Tensor]]] = {device: [] for device in self.devices}
         for layer, device in enumerate(self.devices):
             self.wait_ready(layer)

@@ -24,3 +24,8 @@ class LayerKind:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = field(default=None, compare=False)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the softmax of products over all keys, which sparse policies and our kernels compute."""
+        return self.window is None and self.softcap is None and self.sinks is None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ragkv.errors import ModelUnsupported
 from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, run_block
+from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotation
 from ragkv.model.rotation_probe import SAMPLES, Codes, arrange, explains, find_turning, make_codes
 from ragkv.types import Shape
@@ -27,7 +28,9 @@ TOKENS = 8
 """Tokens on which the model's own forward runs."""
 FARTHEST = 2**20
 """Longest window that is told from none."""
-UNDERSTOOD = {"scaling", "sliding_window", "position_ids", "is_causal", "use_cache"}
+NOT_FOR_STATES = {"past_key_values", "position_ids", "position_embeddings", "attention_mask", "use_cache"}
+"""What layers with a state are given and have no use for."""
+UNDERSTOOD = {"scaling", "sliding_window", "softcap", "s_aux", "position_ids", "is_causal", "use_cache"}
 """What layers may tell their attention. Whatever else they tell it must be off."""
 
 
@@ -40,12 +43,14 @@ class OwnLayers:
         kinds: their attention.
         rotations: the different rotations.
         shape: layers, heads and head size.
+        recurrent: as in `Layers`.
     """
 
     bodies: tuple[OwnLayer, ...]
     kinds: tuple[LayerKind, ...]
     rotations: tuple[Rotation, ...]
     shape: Shape
+    recurrent: tuple[tuple[RecurrentLayer, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -114,9 +119,13 @@ def read_layers(weights: Any) -> OwnLayers:
     bodies, kinds, shapes = list[OwnLayer](), list[LayerKind](), list[tuple[int, int, int]]()
     rotations: dict[Rotation, int] = {}
     windows: dict[int, int | None] = {}
+    recurrent: list[list[RecurrentLayer]] = [[]]
     for number, (block, named) in enumerate(zip(body.layers, recorded.layers, strict=True)):
         mask, turned = named.pop("attention_mask", None), named.pop("position_embeddings", None)
         with _of_layer(number):
+            if (other := _recurrent(block, named, body.config.hidden_size)) is not None:
+                recurrent[-1].append(other)
+                continue
             if id(mask) not in windows:
                 windows[id(mask)] = find_window(mask, farthest)
             given = {**_constants(named), "attention_mask": None}
@@ -126,10 +135,40 @@ def read_layers(weights: Any) -> OwnLayers:
             kinds.append(_kind(heads, rotations.setdefault(rotation, len(rotations)), windows[id(mask)]))
         shapes.append((heads.q.shape[1], heads.k.shape[1], heads.q.shape[3]))
         bodies.append(OwnLayer(block, given, rotation, codes.cos.shape[1]))
+        recurrent.append([])
     if len(set(shapes)) > 1:
         words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
         raise ModelUnsupported(f"its layers differ in their heads ({words}), so their KV is not stored in one form")
-    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), Shape(len(bodies), *shapes[0]))
+    if not bodies:
+        raise ModelUnsupported("no layer of the model has attention, so there are no keys to store")
+    found = tuple(map(tuple, recurrent)) if any(recurrent) else ()
+    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), Shape(len(bodies), *shapes[0]), found)
+
+
+def _recurrent(block: Any, named: Mapping[str, Any], size: int) -> RecurrentLayer | None:
+    """Return a layer that has a state and no attention; None for one that has attention.
+
+    Raises ModelUnsupported for one that has both.
+    """
+    attended: list[Any] = []
+
+    def seen(query: Tensor, key: Tensor, value: Tensor, given: Mapping[str, Any]) -> Tensor:
+        attended.append(query)
+        raise Stop
+
+    given = {name: value for name, value in named.items() if name not in NOT_FOR_STATES}
+    made, state = RecurrentLayer(block, given), RecurrentState()
+    with attending(seen), suppress(Stop):
+        try:
+            _, state = made(_samples(block, size, 1)[0], state)
+        except (TypeError, AttributeError):
+            if not attended:
+                return None
+    if state.tail is None and state.recurrent is None:
+        return None
+    if attended:
+        raise ModelUnsupported("it has both attention and a state")
+    return RecurrentLayer(block, _constants(given))
 
 
 @contextmanager
@@ -252,7 +291,6 @@ def _kind(heads: _Heads, rotation: int, window: int | None) -> LayerKind:
             raise ModelUnsupported(f"it tells its attention {name}, which is not understood")
     if heads.v.shape != heads.k.shape:
         raise ModelUnsupported("its values have other heads than its keys")
-    if window is not None:
-        raise ModelUnsupported(f"it sees a window of {window} keys")
-    scale = given.get("scaling")
-    return LayerKind(rotation, heads.q.shape[3] ** -0.5 if scale is None else float(scale))
+    scale, softcap = given.get("scaling"), given.get("softcap") or None
+    scale = heads.q.shape[3] ** -0.5 if scale is None else float(scale)
+    return LayerKind(rotation, scale, window, softcap, given.get("s_aux"))

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ragkv.model.layer_bodies import LayerBody, WiredLayer
 from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.layer_probe import read_layers
 from ragkv.model.own_forward import OwnEnds, check_parts, use_own_attention
+from ragkv.model.pass_rows import PassRows
+from ragkv.model.placement import layer_devices
+from ragkv.model.recurrence import RecurrentLayer
 from ragkv.model.rotary import Rotation
 from ragkv.types import Shape
 
@@ -62,6 +66,8 @@ class Layers:
         rotations: the different rotations, by number.
         shape: layers, heads and head size.
         ends: what stands before and behind them.
+        recurrent: the layers with a state before each layer with attention, and those behind the last one; empty where
+            there are none.
     """
 
     bodies: Sequence[LayerBody]
@@ -69,6 +75,32 @@ class Layers:
     rotations: tuple[Rotation, ...]
     shape: Shape
     ends: Ends
+    recurrent: tuple[tuple[RecurrentLayer, ...], ...] = ()
+
+    @property
+    def states(self) -> int:
+        """How many layers have a state."""
+        return sum(map(len, self.recurrent))
+
+    @property
+    def state_devices(self) -> list[torch.device]:
+        """Device of each layer that has a state."""
+        return [layer.device for layers in self.recurrent for layer in layers]
+
+    def devices(self, weights: Any) -> tuple[torch.device, ...]:
+        """Return the device of each layer with attention."""
+        found = layer_devices(weights.model)
+        if not self.recurrent:
+            return found
+        before = [len(layers) for layers in self.recurrent[:-1]]
+        return tuple(found[sum(before[: layer + 1]) + layer] for layer in range(len(before)))
+
+    def run_recurrent(self, layer: int, rows: Sequence[PassRows]) -> None:
+        """Run the layers with a state that stand before layer `layer`, or behind the last one, for several passes."""
+        if self.recurrent and self.recurrent[layer]:
+            first = sum(map(len, self.recurrent[:layer]))
+            for each in rows:
+                each.recur(first, self.recurrent[layer])
 
 
 def wired_layers(weights: Any) -> Layers:
@@ -90,4 +122,4 @@ def own_layers(weights: Any) -> Layers:
     check_parts(weights)
     use_own_attention(weights)
     found = read_layers(weights)
-    return Layers(found.bodies, found.kinds, found.rotations, found.shape, OwnEnds(weights))
+    return Layers(found.bodies, found.kinds, found.rotations, found.shape, OwnEnds(weights), found.recurrent)

@@ -12,6 +12,7 @@ from ragkv.model.layer_bodies import Attended
 from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.layer_pass import Pass, write_rows
 from ragkv.model.placement import on_device
+from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotary, rotate_together
 
 
@@ -26,12 +27,39 @@ class PassRows:
         rotary: cos and sin of the rows, by the number of the rotation.
     """
 
-    def __init__(self, layer_pass: Pass, hidden: Tensor, layers: int):
-        """Begin a pass through so many layers."""
+    def __init__(self, layer_pass: Pass, hidden: Tensor, layers: int, states: int = 0, behind: bool = False):
+        """Begin a pass.
+
+        Args:
+            layer_pass: the pass.
+            hidden: hidden states of its rows.
+            layers: layers with attention.
+            states: layers with a state.
+            behind: whether some of these stand behind the last layer with attention.
+        """
         self.layer_pass, self.hidden, self.positions = layer_pass, hidden, layer_pass.positions
         self.depth = layers if layer_pass.depth is None else layer_pass.depth
         self.rotary: dict[int, Rotary] = {}
-        self._plan: MaskPlan | None = None
+        self._plans: dict[int | None, MaskPlan] = {}
+        self._states = list(layer_pass.cache.states or (RecurrentState(),) * states)
+        self._stays = behind and layer_pass.depth is None
+
+    def recur(self, first: int, layers: Sequence[RecurrentLayer]) -> None:
+        """Run layers with a state; first: the number of the first one among those of the model."""
+        for number, layer in enumerate(layers, first):
+            self.hidden, self._states[number] = layer(self.hidden, self._states[number])
+
+    def drop_ended(self) -> None:
+        """Drop the rows that end behind the last layer, where layers with a state stood behind it."""
+        if self._stays:
+            self._stays = False
+            rows = self.leave(self.depth - 1, self.hidden.device)
+            self.hidden = self.hidden if rows is None else self.hidden[rows]
+
+    def leave_states(self) -> None:
+        """Give the cache the states behind the rows. A pass that stops early only asks, so it leaves none."""
+        if self._states and self.layer_pass.depth is None:
+            self.layer_pass.cache.states = tuple(self._states)
 
     @property
     def count(self) -> int:
@@ -40,7 +68,7 @@ class PassRows:
 
     def move(self, device: torch.device) -> None:
         """Move the rows to the device of the next layer."""
-        self.hidden, self._plan = self.hidden.to(device), None
+        self.hidden, self._plans = self.hidden.to(device), {}
         self.rotary = {number: each.to(device) for number, each in self.rotary.items()}
 
     def turn(self, rotation: int, make: Callable[[Tensor], Rotary], device: torch.device) -> None:
@@ -50,6 +78,8 @@ class PassRows:
 
     def leave(self, layer: int, device: torch.device) -> Tensor | None:
         """Drop the rows that end in a layer; return the indices of the others, None where all go on."""
+        if self._stays and layer == self.depth - 1:
+            return None  # layers with a state follow, and read every row
         leave = self.layer_pass.steps[layer - self.layer_pass.start].leave
         if layer == self.depth - 1 and self.layer_pass.depth is not None:
             leave = torch.empty(0, dtype=torch.int64)  # the pass stops here: nothing above needs its output
@@ -67,11 +97,13 @@ class PassRows:
         if not q.shape[0]:
             return q
         with on_device(q.device):
-            if p.attention is not None:
+            if p.attention is not None and kind.plain:
                 return p.attention(layer, q, k, v, self.positions, k_pos, scale=kind.scale)
-            if self._plan is None or not self._plan.fits(self.positions, k_pos):
-                self._plan = plan_mask(self.positions, k_pos, q.device, q.shape[1] // k.shape[1])
-            return attend_planned(q, k, v, self._plan, scale=kind.scale)
+            plan = self._plans.get(kind.window)
+            if plan is None or not plan.fits(self.positions, k_pos):
+                plan = plan_mask(self.positions, k_pos, q.device, q.shape[1] // k.shape[1], kind.window)
+                self._plans[kind.window] = plan
+            return attend_planned(q, k, v, plan, scale=kind.scale, softcap=kind.softcap, sinks=kind.sinks)
 
 
 def attend_together(

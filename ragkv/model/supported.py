@@ -18,7 +18,9 @@ WIRED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3For
 """Architectures whose layers `WiredLayer` and the GPU's fused loops run, with full attention and whole heads that
 turn."""
 ROPES = ("default", "linear", "llama3", "yarn", "proportional")
-FULL = "full_attention"
+FULL, WINDOW = "full_attention", "sliding_attention"
+STATES = ("linear_attention", "conv", "mamba")
+"""Types of layers that have a state instead of keys (recurrence.py)."""
 
 
 def check_supported(config: Any) -> None:
@@ -44,9 +46,15 @@ def check_supported(config: Any) -> None:
             raise ModelUnsupported(
                 f"rope type {kind!r} depends on the prompt's length, so stored keys cannot be re-used"
             )
-    others = sorted({*(getattr(config, "layer_types", None) or [])} - {FULL})
+    others = sorted({*(getattr(config, "layer_types", None) or [])} - {FULL, WINDOW, *STATES})
     if others:
         raise ModelUnsupported(f"layers of the type {' and '.join(others)} are not supported")
+
+
+def attention_layers(config: Any) -> int:
+    """Return how many layers of a configuration have attention. Only these have KV, and only these count."""
+    kinds = getattr(config, "layer_types", None) or [FULL] * config.num_hidden_layers
+    return sum(kind not in STATES for kind in kinds)
 
 
 def is_wired(config: Any) -> bool:

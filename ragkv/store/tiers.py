@@ -47,8 +47,28 @@ logger = logging.getLogger(__name__)
 HEADS_SHARE = 8
 """One part in `HEADS_SHARE` of the host budget is used for head records."""
 
-TierBytes = Counter[str]
-"""Bytes loaded, by the name of the tier that had them: `gpu`, `host` or `store`."""
+
+class TierBytes(Counter[str]):
+    """Bytes loaded, by the name of the tier that had them: `gpu`, `host` or `store`.
+
+    Attributes:
+        layers: [L], the same bytes by layer, for each tier.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: dict[str, Numbers] = {}
+
+    def add(self, tier: str, layers: Numbers) -> None:
+        """Count blocks of a tier: their bytes by layer [L]."""
+        self.layers[tier] = self.layers[tier] + layers if tier in self.layers else layers
+        self[tier] += int(layers.sum())
+
+    def clear(self) -> None:
+        """Count from 0 again."""
+        super().clear()
+        self.layers.clear()
+
 
 FetchBlocks = Callable[[BlockRanges], Tensor]
 """Fetches block ranges as uint8 bytes, one range after another. Raises StoreError."""
@@ -125,7 +145,7 @@ class Tier:
         """
         if len(ranges) > self.pool.slots:
             return None
-        slots, missing, hit_bytes = np.full(len(ranges), -1), np.arange(len(ranges)), 0
+        slots, missing, hits = np.full(len(ranges), -1), np.arange(len(ranges)), np.zeros(ranges.layers, np.int64)
         try:
             while missing.shape[0]:
                 requested = ranges.select(missing)
@@ -134,7 +154,7 @@ class Tier:
                     self.pool.release(slots)
                     return None
                 slots[missing] = claim.slots
-                hit_bytes += int(requested.size[claim.slots >= 0].sum())
+                hits += requested.select(np.flatnonzero(claim.slots >= 0)).layer_bytes
                 if claim.own.shape[0]:
                     fetched = False
                     try:
@@ -151,7 +171,7 @@ class Tier:
         except BaseException:
             self.pool.release(slots)
             raise
-        tier_bytes[self.name] += hit_bytes
+        tier_bytes.add(self.name, hits)
         return slots
 
     def fetch(self, key: Key, row_bytes: int, ranges: BlockRanges, below: FetchBlocks, tier_bytes: TierBytes) -> Tensor:
@@ -353,7 +373,7 @@ class Tiers:
 
 def _with_store_bytes(tier_bytes: TierBytes, ranges: BlockRanges) -> TierBytes:
     """Count the bytes that no pool had as the store's."""
-    tier_bytes["store"] = ranges.bytes - tier_bytes.total()
+    tier_bytes.add("store", ranges.layer_bytes - sum(tier_bytes.layers.values()))
     return tier_bytes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import zip_longest
 
 import pytest
 import torch
@@ -13,12 +14,10 @@ from ragkv.engine.decoding import decode
 from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
-from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.registry import (
     ALONE,
-    DECODE_NAMES,
     METHODS,
-    PREFILL_NAMES,
     make_decode_policy,
     make_method,
     make_prefill_policy,
@@ -105,8 +104,17 @@ def encoded(name: str) -> list[ChunkKV]:
     return Prefiller(families.model(name), PREFIX).encode_many(CHUNKS)
 
 
-def turns(name: str, method: str, prefill_policy: str, decode_policy: str) -> list[Tensor]:
-    """Logits of the first token of two turns; the second has a chunk more."""
+PREFILLS = ("critiprefill:segment=4,block=4,budget=8", "loopserve:tile=4,sample=4")
+DECODES = (
+    "psa:block=4,least=1,part=0,threshold=0.2",
+    "lfps:least=2,share=0.05",
+    "loopserve:budget=8,first=0",
+    "topk:block=4,count=2",
+)
+
+
+def turns(name: str, method: str, prefill_policy: str, decode_policy: str) -> list[PrefilledContext]:
+    """Two turns, each with its answer; the second has a chunk more."""
     model = families.model(name)
     reader = Prefiller(model, PREFIX)
     options = PrefillOptions(
@@ -118,7 +126,7 @@ def turns(name: str, method: str, prefill_policy: str, decode_policy: str) -> li
         context = reader.prefill_sparse(
             sources[:count], QUESTION, make_method(method, model), StepTimer(), options, state=state
         )
-        found.append(context.logits)
+        found.append(context)
         answer = decode(model, context.cache, context.logits, context.position, Sampling(3), context.decoding)
         state.append_answer(list(answer), (5,))
     return found
@@ -127,16 +135,24 @@ def turns(name: str, method: str, prefill_policy: str, decode_policy: str) -> li
 @every_family
 def test_every_method_answers_two_turns(name):
     for method in METHODS:
-        for logits in turns(name, method, "dense", "dense"):
-            assert logits.isfinite().all()
+        for context in turns(name, method, "dense", "dense"):
+            assert context.logits.isfinite().all()
 
 
 @every_family
 def test_every_policy_answers_two_turns(name):
-    policies = [(each, "dense") for each in PREFILL_NAMES] + [("dense", each) for each in DECODE_NAMES]
-    for prefill_policy, decode_policy in policies:
-        for logits in turns(name, "reuse", prefill_policy, decode_policy):
-            assert logits.isfinite().all()
+    model = families.model(name)
+    plain = [layer for layer, kind in enumerate(model.kinds) if kind.plain]
+    for prefill_policy, decode_policy in zip_longest(PREFILLS, DECODES, fillvalue="dense"):
+        for context in turns(name, "epic:link=8", prefill_policy, decode_policy):
+            assert context.logits.isfinite().all()
+            if not plain:
+                assert (context.sparse, context.decoding) == (None, None)
+                assert "the model has none" in context.dense.decode
+                continue
+            assert {count.layer for count in context.decoding.key_counts} == {*plain}
+            assert context.decoding.keys_read < context.decoding.keys_present
+            assert prefill_policy == "dense" or context.sparse.dense_pairs > 0
 
 
 def test_models_in_several_threads_attend_by_their_own_requests():
@@ -175,8 +191,7 @@ def test_only_layers_made_as_llamas_run_by_recorded_graphs_and_the_pool():
         ("gpt_neox", {}, "GPTNeoXForCausalLM"),
         ("diffllama", {}, "attends twice"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "conv"),
-        ("mistral", {"sliding_window": 8}, "window of 8"),
+        ("gemma4_text", {"num_hidden_layers": 6, "vocab_size_per_layer_input": 97}, "per_layer_input"),
     ],
 )
 def test_what_is_not_understood_is_refused_in_one_line(name, fields, word):

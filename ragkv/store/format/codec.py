@@ -1,7 +1,8 @@
 """The codec: how a chunk's KV becomes the bytes of a store entry, and back.
 
 An entry is a head (head.py) and a body. The body has one byte string per layer, as `Layout` describes it: K and V
-exactly, or quantised (quantise.py). Only the files of this folder know the format.
+exactly, or quantised (quantise.py). In a model with states one more follows: the states behind the chunk, exactly. Only
+the files of this folder know the format.
 
 Whoever wrote an entry, and whatever its tags say, it cannot run code, because nothing is pickled. Nor can it make a
 process allocate more memory than in proportion to the bytes of the entry.
@@ -44,7 +45,7 @@ def pack(
         seal: Computes the tags.
 
     Returns:
-        The head, and the body as one byte string per layer.
+        The head, and the body as one byte string per layer, and one of states where there are any.
 
     Raises:
         ValueError: The sizes in `kv` disagree.
@@ -62,6 +63,7 @@ class ChunkBytes:
         digest: The stored tensors of its digest.
         layout: The layout of the body.
         body: [L, layout.layer_bytes] uint8.
+        states: [layout.state_bytes] uint8.
         quantisable: [] bool, whether the body holds the chunk's numbers.
         wait: Waits until the tensors hold their content. Any thread may call it.
     """
@@ -70,6 +72,7 @@ class ChunkBytes:
     digest: Mapping[str, Tensor]
     layout: Layout
     body: Tensor
+    states: Tensor
     quantisable: Tensor
     wait: Callable[[], None]
 
@@ -86,7 +89,9 @@ def begin_packing(kv: ChunkKV, block: int, form: str = "exact") -> ChunkBytes:
         ValueError: The sizes in `kv` disagree.
     """
     layers, tokens, kv_heads, head_dim = kv.k.shape
-    layout = Layout(Shape(layers, kv.digest.local_query.shape[1], kv_heads, head_dim), tokens, block, kv.k.dtype, form)
+    states = torch.cat([each.detach().reshape(-1).view(torch.uint8) for each in (*kv.states, kv.k.new_empty(0))])
+    shape = Shape(layers, kv.digest.local_query.shape[1], kv_heads, head_dim)
+    layout = Layout(shape, tokens, block, kv.k.dtype, form, states.shape[0])
     if block < 1 or tokens < 1 or layout.dtype not in DTYPES.values():
         raise ValueError(f"cannot store {tokens} tokens in blocks of {block} as {layout.dtype}")
     if kv.v.shape != kv.k.shape or kv.v.dtype != kv.k.dtype or len(kv.tokens) != tokens:
@@ -95,8 +100,8 @@ def begin_packing(kv: ChunkKV, block: int, form: str = "exact") -> ChunkBytes:
         )
     body, quantisable = _body(kv, layout)
     digest = digest_tensors(kv.digest, layout.dtype)
-    (*copied, body, quantisable), wait = begin_host_copies([*digest.values(), body, quantisable])
-    return ChunkBytes(kv.tokens, dict(zip(digest, copied, strict=True)), layout, body, quantisable, wait)
+    (*copied, body, states, quantisable), wait = begin_host_copies([*digest.values(), body, states, quantisable])
+    return ChunkBytes(kv.tokens, dict(zip(digest, copied, strict=True)), layout, body, states, quantisable, wait)
 
 
 def pack_bytes(chunk: ChunkBytes, fingerprint: str, seal: Seal = CHECKSUMS) -> tuple[bytes, list[memoryview]]:
@@ -105,8 +110,11 @@ def pack_bytes(chunk: ChunkBytes, fingerprint: str, seal: Seal = CHECKSUMS) -> t
     refuse_unless(chunk.quantisable)
     # numpy has no bfloat16, so the bytes leave torch as bytes.
     body = [memoryview(layer) for layer in chunk.body.numpy()]
-    tags = _tags(body, chunk.layout, seal)
-    return pack_head(chunk.tokens, chunk.digest, chunk.layout, tags, fingerprint, seal), body
+    tags, state_tag = _tags(body, chunk.layout, seal), b""
+    if chunk.layout.state_bytes:
+        body.append(memoryview(chunk.states.numpy()))  # type: ignore[arg-type]  # as in fetch_blocks
+        state_tag = seal.block(body[-1])
+    return pack_head(chunk.tokens, chunk.digest, chunk.layout, tags, fingerprint, seal, state_tag), body
 
 
 def as_stored(kv: ChunkKV, head: Head, body: Sequence[memoryview]) -> ChunkKV:
@@ -120,7 +128,7 @@ def as_stored(kv: ChunkKV, head: Head, body: Sequence[memoryview]) -> ChunkKV:
     k, v = torch.empty_like(kv.k), torch.empty_like(kv.v)
     # One layer at a time, because all at once would need a second copy of everything. All layers have one layout.
     ranges = block_ranges(head.layout, [range(head.layout.blocks), *[()] * (head.layout.shape.layers - 1)])
-    for layer, data in enumerate(body):
+    for layer, data in enumerate(body[: head.layout.shape.layers]):
         (k[layer], v[layer]), *_ = unpack(
             torch.frombuffer(data, dtype=torch.uint8), offsets(ranges), ranges, head.layout
         )
@@ -157,6 +165,25 @@ def fetch_blocks(store: KVStore, key: Key, head: Head, ranges: BlockRanges) -> T
 
     if reads:
         store.read(key, reads, view, verify)
+    return raw
+
+
+def fetch_states(store: KVStore, key: Key, head: Head) -> Tensor:
+    """Read the states behind a chunk, and verify them.
+
+    Returns:
+        Their bytes [layout.state_bytes] uint8.
+
+    Raises:
+        EntryMissing: The entry, or a part of it, is not in the store.
+        EntryCorrupt: They are damaged.
+        StoreUnavailable: The store does not answer.
+    """
+    raw = torch.empty(head.layout.state_bytes, dtype=torch.uint8)
+    view = memoryview(raw.numpy())  # type: ignore[arg-type]  # as in fetch_blocks
+    store.read(key, [head.layout.state_range], view)
+    if not hmac.compare_digest(head.seal.block(view), head.state_tag.tobytes()):
+        raise EntryCorrupt(f"{key}: its states are damaged")
     return raw
 
 

@@ -1,8 +1,8 @@
 """The head of a store entry: its bytes, its verification, and the key that names it.
 
     frame   magic 8s, schema u32, length of the record u64, tag of the record 16s
-    record  safetensors: the digest, the token ids, one tag per (layer, block) [L, B, T]; sizes, dtype, body and
-            fingerprint as JSON metadata
+    record  safetensors: the digest, the token ids, one tag per (layer, block) [L, B, T] and one of the states [T] if
+            there are any; sizes, dtype, body and fingerprint as JSON metadata
 
 All numbers are little-endian. seal.py describes the tags and what they protect against.
 
@@ -52,6 +52,7 @@ class Head:
         seal: The seal that verified the record. It verifies the blocks too.
         fingerprint: Of the model and settings that made the entry.
         bytes: Size of the head as stored.
+        state_tag: [T] uint8, the tag of the states; [0] where there are none.
     """
 
     tokens: tuple[int, ...]
@@ -61,6 +62,7 @@ class Head:
     seal: Seal
     fingerprint: str
     bytes: int
+    state_tag: NDArray[np.uint8]
 
 
 def chunk_key(fingerprint: str, salt: str, tokens: Sequence[int]) -> Key:
@@ -83,6 +85,7 @@ def pack_head(
     tags: NDArray[np.uint8],
     fingerprint: str,
     seal: Seal,
+    state_tag: bytes = b"",
 ) -> bytes:
     """Return the head of a chunk.
 
@@ -93,11 +96,14 @@ def pack_head(
         tags: [L, B, T], the tags of its blocks.
         fingerprint: Of the model and settings that made it.
         seal: Computes the tag of the record.
+        state_tag: Tag of its states; empty for none.
 
     Raises:
         ValueError: The sizes of the digest do not match the layout.
     """
     tensors = {**digest, "tokens": torch.tensor(tokens, dtype=torch.int32), "tags": torch.from_numpy(tags)}
+    if state_tag:
+        tensors["state_tag"] = torch.frombuffer(bytearray(state_tag), dtype=torch.uint8)
     _check_tensors(tensors, layout, seal)
     record = safetensors.torch.save(tensors, {"ragkv": _metadata(layout, fingerprint)})
     return FRAME.pack(MAGIC, SCHEMA, len(record), seal.record(record)) + record
@@ -125,10 +131,11 @@ def unpack_head(data: bytes, key: Key, fingerprint: str, salt: str, seal: Seal =
     if low < 0 or high >= layout.tokens:
         raise EntryCorrupt(f"head of {key} names a landmark outside the chunk")
     tags = tensors.pop("tags").numpy()
+    state_tag = tensors.pop("state_tag", torch.empty(0, dtype=torch.uint8)).numpy()
     if layout.dtype == torch.float32:
         # numpy, not torch, because this may be the prefetch thread: see Tier._copy.
         tensors.update({name: torch.from_numpy(tensors[name].numpy().astype(np.float32)) for name in ROUNDED})
-    return Head(tokens, Digest(**tensors), layout, tags, seal, fingerprint, len(data))
+    return Head(tokens, Digest(**tensors), layout, tags, seal, fingerprint, len(data), state_tag)
 
 
 def _digest_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -163,6 +170,8 @@ def _check_tensors(tensors: dict[str, Tensor], layout: Layout, seal: Seal) -> No
         "landmarks": (torch.int32, (*blocks, min(LANDMARKS, layout.block))),
         "retrieval_keys": (rounded, (tensors["retrieval_keys"].shape[0], layout.tokens, shape.head_dim)),
     }
+    if layout.state_bytes:
+        expected["state_tag"] = (torch.uint8, (seal.block_bytes,))
     actual = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     wrong = sorted(name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name))
     if wrong:
@@ -173,6 +182,8 @@ def _metadata(layout: Layout, fingerprint: str) -> str:
     # One JSON string, because safetensors does not keep the order of metadata, and equal chunks should be equal bytes.
     sizes = {"tokens": layout.tokens, "block": layout.block, **asdict(layout.shape)}
     forms = {"dtype": str(layout.dtype).removeprefix("torch."), "body": layout.body}
+    if layout.state_bytes:
+        sizes["state_bytes"] = layout.state_bytes
     return json.dumps({"fingerprint": fingerprint, **forms, **sizes})
 
 
@@ -193,11 +204,14 @@ def _read_metadata(record: bytes) -> tuple[Layout, str]:
     """Return the layout and fingerprint of a record. A malformed record may raise any exception."""
     (size,) = struct.unpack_from("<Q", record)
     metadata = json.loads(json.loads(record[8 : 8 + size])["__metadata__"]["ragkv"])
-    sizes = [metadata[name] for name in SIZES]
+    sizes, state_bytes = [metadata[name] for name in SIZES], metadata.get("state_bytes", 0)
     if any(type(number) is not int or number < 1 for number in sizes) or type(metadata["fingerprint"]) is not str:
         raise ValueError("sizes must be numbers above 0")
+    if type(state_bytes) is not int or state_bytes < 0:
+        raise ValueError("states have a size")
     tokens, block, *shape = sizes
-    return Layout(Shape(*shape), tokens, block, DTYPES[metadata["dtype"]], metadata["body"]), metadata["fingerprint"]
+    layout = Layout(Shape(*shape), tokens, block, DTYPES[metadata["dtype"]], metadata["body"], state_bytes)
+    return layout, metadata["fingerprint"]
 
 
 def made_by(data: bytes, key: Key) -> str:

@@ -61,6 +61,16 @@ class BlockRanges:
         """The sum of the sizes."""
         return int(self.size.sum())
 
+    @property
+    def layers(self) -> int:
+        """L, the layers of the chunk."""
+        return self.grid // self.blocks
+
+    @property
+    def layer_bytes(self) -> Numbers:
+        """[L], the sum of the sizes by layer."""
+        return np.bincount(self.layer, self.size, self.layers).astype(np.int64)
+
     def select(self, which: Numbers) -> BlockRanges:
         """Return the ranges at indices `which`, which must ascend."""
         if which.shape[0] == len(self):  # indices ascend, so these are all
@@ -88,6 +98,7 @@ class Layout:
         block: Tokens of a full block.
         dtype: The model's dtype. Blocks are unpacked to it, whatever `body` is.
         body: One of `BODIES`.
+        state_bytes: Bytes of the states behind the chunk, in a part of its own behind the last layer; 0 for none.
     """
 
     shape: Shape
@@ -95,6 +106,7 @@ class Layout:
     block: int
     dtype: torch.dtype
     body: str = "exact"
+    state_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown body, or for one that the shape does not allow."""
@@ -131,7 +143,12 @@ class Layout:
     @property
     def body_bytes(self) -> int:
         """Bytes of the whole body."""
-        return self.shape.layers * self.layer_bytes
+        return self.shape.layers * self.layer_bytes + self.state_bytes
+
+    @property
+    def state_range(self) -> Range:
+        """The byte range of the states."""
+        return Range(self.shape.layers, 0, self.state_bytes)
 
     def bytes_of(self, tokens: int) -> int:
         """Return the bytes of a block of so many tokens."""
