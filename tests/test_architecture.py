@@ -259,7 +259,7 @@ def test_only_model_imports_transformers_models() -> None:
             return "Tokenizer" in edge.module.rpartition(".")[2]
         # The checkpoint loads models, gguf reads configurations and tokenizers; the bench makes random weights. Layers
         # run by their own forward ask for an attention function. Tuning uses the Trainer.
-        files = ("checkpoint", "gguf", "own_forward", "supported")
+        files = ("checkpoint", "gguf", "own_forward", "supported", "text_part")
         known = (*(f"ragkv.model.{file}" for file in files), "ragkv.bench.shapes")
         return edge.importer in (*known, "ragkv.tune.training", "ragkv.tune.attention")
 

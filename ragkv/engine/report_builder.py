@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.registry import DENSE
@@ -54,9 +55,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     chunks = tuple(_chunk(model, i, hit, layers, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
     kept, row = _kept_tokens(model, session.hits, layers), model.token_bytes
-    heads, layer_bytes = sum(s.head_bytes for s in sources), sum((s.loaded_layers for s in sources), Counter[int]())
-    loaded = layer_bytes.total()
-    windows = sum(layer_bytes[layer] for layer, kind in enumerate(model.kinds) if kind.window is not None)
+    read = _bytes(model, size * row, sources)
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
     prefill, prefilling = _prefilling(context)
@@ -79,9 +78,11 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
             history=0.0 if session.replayed else context.cached_tokens,
             prefilled=context.prefilled_tokens + session.replayed,
         ),
-        ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(session.hits)),
+        ratios=Ratios(
+            kept / size, sum(again) / size, (read.heads + read.loaded) / (size * row), found / len(session.hits)
+        ),
         cache=CacheReport(len(session.hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
-        bytes=ByteCounts(size * row, heads, loaded, windows),
+        bytes=read,
         prefilling=prefilling,
         decoding=replace(decoding, speculation=speculation_report(request)),
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
@@ -89,6 +90,13 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
         removed_turns=session.removed,
         selection=_selection(request, model),
     )
+
+
+def _bytes(model: DecoderModel, context: int, sources: Sequence[StoredChunk]) -> ByteCounts:
+    """Count the bytes that were read. context: full KV of the chunks."""
+    layers = sum((source.loaded_layers for source in sources), Counter[int]())
+    windows = sum(layers[layer] for layer, kind in enumerate(model.kinds) if kind.window is not None)
+    return ByteCounts(context, sum(source.head_bytes for source in sources), layers.total(), windows)
 
 
 def _selection(request: RequestState, model: DecoderModel) -> Selection:

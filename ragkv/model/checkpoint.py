@@ -24,6 +24,7 @@ from ragkv.model.placement import SPREAD, check_spreadable, remove_hooks
 from ragkv.model.profile import Profile, default_profile, load_profile
 from ragkv.model.source import ModelSource
 from ragkv.model.supported import check_supported, first_line
+from ragkv.model.text_part import loader_of, text_config, text_part
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -33,7 +34,7 @@ class LoadedCheckpoint:
     """A model in memory.
 
     Attributes:
-        weights: a *ForCausalLM in eval mode.
+        weights: a *ForCausalLM in eval mode; of a model that reads images, too, its text part.
         tokenizer: its tokenizer.
         profile: its profile.
         name: the last part of its source, and its adapter.
@@ -90,7 +91,7 @@ def load_checkpoint(
     if dtype == "auto":
         dtype = auto_dtype(device)
     try:
-        weights, tokenizer = _read_folder(files.folder, device, DTYPES[dtype], adapter)
+        weights, tokenizer = _read_folder(files.folder, config, device, DTYPES[dtype], adapter)
     except KeyError:
         raise ModelUnsupported(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}") from None
     except (OSError, ValueError, RuntimeError) as error:
@@ -98,7 +99,7 @@ def load_checkpoint(
     weights_hash = files.weights_hash or weights_hash_of(files.folder)
     if adapter:
         weights_hash = joined_hash(weights_hash, adapter.digest)
-    profile = default_profile(config.num_hidden_layers, config.hidden_size, config.model_type)
+    profile = default_profile(weights.config.num_hidden_layers, weights.config.hidden_size, weights.config.model_type)
     # The later ones win: an adapter was trained for a prompt and blocks of its own, and a calibration measured both.
     beside = [files.folder / "profile.json", *([adapter.folder / "profile.json"] if adapter else [])]
     for path in [*beside, *([profiles / f"{weights_hash}.json"] if profiles else [])]:
@@ -117,12 +118,12 @@ def _find_files(source: ModelSource, cache: Path | None, notify: Notify) -> _Fil
 
 
 def _read_config(source: str, folder: Path) -> Any:
-    """Return the configuration of a supported model."""
+    """Return the configuration of a model whose text part is supported."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotFound(f"model {source!r}: no readable config.json ({first_line(error)})") from None
-    check_supported(config)
+    check_supported(text_config(config))
     return config
 
 
@@ -137,16 +138,19 @@ def auto_dtype(device: str) -> str:
     return "bfloat16" if multiplies_bfloat16() else "float32"
 
 
-def _read_folder(folder: Path, device: str, dtype: torch.dtype, adapter: Adapter | None) -> tuple[Any, Any]:
-    """Return (weights in eval mode on the device, tokenizer)."""
+def _read_folder(
+    folder: Path, config: Any, device: str, dtype: torch.dtype, adapter: Adapter | None
+) -> tuple[Any, Any]:
+    """Return (weights of the text part in eval mode on the device, tokenizer). config: of the whole model."""
     placement = "balanced" if device == SPREAD else None
     # With an adapter the weights are read in the dtype of their file, so that what is merged is rounded once.
-    weights: Any = transformers.AutoModelForCausalLM.from_pretrained(
+    weights: Any = loader_of(config).from_pretrained(
         folder, dtype="auto" if adapter else dtype, use_safetensors=True, device_map=placement
     )
     weights = remove_hooks(weights) if device == SPREAD else weights
     if adapter:
         merge(weights, adapter, dtype)
+    weights = text_part(weights)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     return (weights if device == SPREAD else weights.to(device)).eval(), tokenizer
 

@@ -61,7 +61,8 @@ def is_wired(config: Any) -> bool:
 
 def architecture_of(config: Any) -> str:
     """Return the name of a model's architecture."""
-    return str((config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0])
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(getattr(config, "model_type", ""))
+    return str((config.architectures or [known or type(config).__name__.replace("Config", "ForCausalLM")])[0])
 
 
 def _ropes(config: Any) -> Iterator[dict[str, Any]]:
