@@ -55,8 +55,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     chunks = tuple(_chunk(model, i, hit, layers, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
     kept, row = _kept_tokens(model, session.hits, layers), model.token_bytes
-    read = _bytes(model, size * row, sources)
-    tiers = Counter(s.tier for s in sources if s.hit)
+    read, tiers = _bytes(model, size * row, sources), Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
     prefill, prefilling = _prefilling(context)
     pooled = request.sequence.pooled
