@@ -127,7 +127,7 @@ def _prefilling(context: PrefilledContext) -> tuple[str, PrefillReport]:
     return name if sparse.selected else DENSE, PrefillReport(read, dense, why)
 
 
-def _decoded(model: DecoderModel, request: RequestState, completion: Completion) -> tuple[str, DecodeReport]:
+def _decoded(model: DecoderModel, request: Request, completion: Completion) -> tuple[str, DecodeReport]:
     """Return the name of the decode policy that was at work, and what it read."""
     pooled, paged = request.sequence.pooled, request.sequence.paged
     if pooled is not None:
