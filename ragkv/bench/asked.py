@@ -39,7 +39,7 @@ class Sample:
         recompute: as in a report.
         load: as in a report.
         heads: bytes of head records.
-        loaded: bytes of blocks loaded from host memory or a store.
+        loaded: bytes of blocks and states loaded from host memory or a store.
         kv: bytes of the context cache, spare room included.
         kv_live: likewise, without spare room.
     """
@@ -52,7 +52,7 @@ class Sample:
     loaded: int
     kv: int
     kv_live: int
-    floors: Floors
+    floors: Floors | None
 
 
 class AskedSample:
@@ -111,19 +111,21 @@ class AskedSample:
         self._stored.cool()
         model, timer = self.prefiller.model, StepTimer(self.prefiller.model.device)
         prefilled, sources = self._prefill(method, next(self._questions), timer, policy)
-        counter, plan = WorkCounter(model), prefilled.plan
+        plan, passes = prefilled.plan, None
         context = sum(map(len, self.chunks))
         if plan is None or method is None:
             kept = again = float(context)
-            passes = counter.prefill_full(self.tokens)
+            if model.wired:
+                passes = WorkCounter(model).prefill_full(self.tokens)
         else:
             pieces = [source.piece for source in sources]
             layers = [[piece.row_count(b) for piece, b in zip(pieces, each, strict=True)] for each in plan.kept]
             kept, again = statistics.fmean(map(sum, layers)), sum(recomputed_tokens(plan.recompute))
             depth = method.composite_layers(model.shape.layers)
             prefix = len(self.prefiller.prefix_tokens)
-            passes = counter.prefill_sparse(plan, pieces, prefix, self.question, prefilled.looks, depth)
-        heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
+            if model.wired:
+                passes = WorkCounter(model).prefill_sparse(plan, pieces, prefix, self.question, prefilled.looks, depth)
+        heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes + s.state_bytes for s in sources)
         row = model.token_bytes // model.shape.layers
         return Sample(
             steps={step: timer.elapsed(step) for step in STEPS},
@@ -134,7 +136,7 @@ class AskedSample:
             loaded=loaded,
             kv=prefilled.cache.bytes,
             kv_live=row * sum(prefilled.cache.lengths),
-            floors=floors(passes, loaded, at),
+            floors=None if passes is None else floors(passes, loaded, at),
         )
 
     def prefer_best(self, tries: int) -> dict[str, float]:

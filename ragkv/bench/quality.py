@@ -53,11 +53,16 @@ class ReadChunk(ChunkSource, Protocol):
 
     Attributes:
         head_bytes: bytes of the head record.
-        loaded_bytes: bytes of the blocks that were loaded.
+        state_bytes: bytes of the states of layers that have one.
     """
 
     head_bytes: int
-    loaded_bytes: int
+    state_bytes: int
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the blocks that were loaded."""
+        ...
 
 
 class BenchStore(Protocol):

@@ -43,6 +43,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from ragkv.bench.own_shapes import OWN_SHAPES, own_random_model
 from ragkv.errors import InputError
 from ragkv.kernels.packed_products import pack_products, supports_packing
 from ragkv.model.decoder import DecoderModel
@@ -121,7 +122,7 @@ def random_model(
         dtype: default bfloat16 on CUDA, else float32.
         layers: number of layers, if not the shape's.
         sparse: weights that are sparse by construction (see the module); False: plain random weights.
-        form: `exact` or `fp8`, as `RAGKV_WEIGHTS`.
+        form: `exact` or `fp8`, as `RAGKV_WEIGHTS`. Shapes of own_shapes.py have `exact` weights and all their layers.
 
     Raises:
         InputError: unknown shape, or unknown form.
@@ -129,6 +130,8 @@ def random_model(
     """
     if form not in ("exact", "fp8"):
         raise InputError(f"weights have the form exact or fp8, not {form!r}")
+    if isinstance(shape, str) and shape in OWN_SHAPES and isinstance(device, (str, torch.device)):
+        return own_random_model(shape, device, dtype, seed)
     name, sizes = (shape, find_shape(shape)) if isinstance(shape, str) else ("random", shape)
     if device == SPREAD:
         device = gpus()
@@ -150,7 +153,7 @@ def random_model(
 def find_shape(name: str) -> ModelShape:
     """The shape of that name. Raises InputError, which lists the names."""
     if name not in SHAPES:
-        raise InputError(f"shape {name!r} does not exist; choose one of {', '.join(SHAPES)}")
+        raise InputError(f"shape {name!r} does not exist; choose one of {', '.join((*SHAPES, *OWN_SHAPES))}")
     return SHAPES[name]
 
 
