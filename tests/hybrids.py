@@ -34,16 +34,26 @@ _MAMBA = {
     "shared_intermediate_size": 64,
 }
 
+_CONVOLUTIONS = {
+    "num_hidden_layers": 6,
+    "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention", "conv"],
+}
+
 HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_DELTA, **_EXPERTS},
     "qwen3_5_text": _DELTA,
-    "granitemoehybrid": {**_MAMBA, "position_embedding_type": "rope"},
-    "lfm2": {
-        "num_hidden_layers": 6,
-        "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention", "conv"],
-    },
+    "granitemoehybrid": {**_MAMBA, "position_embedding_type": "nope"},
+    "lfm2": _CONVOLUTIONS,
 }
 """Fields of each family's configuration beside the sizes."""
+
+RELATED: dict[str, dict[str, Any]] = {
+    "qwen3_5_moe_text": {**_DELTA, **_EXPERTS},
+    "granitemoehybrid": {**_MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
+    "lfm2_moe": {**_EXPERTS, **_CONVOLUTIONS, "num_dense_layers": 1},
+    "olmo_hybrid": {},
+}
+"""Families and forms of them that need nothing else. Fields likewise."""
 
 
 @cache

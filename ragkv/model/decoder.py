@@ -29,6 +29,7 @@ from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Pass, append
 from ragkv.model.layers import Layers, own_layers, wired_layers
 from ragkv.model.model_cache import Notify
+from ragkv.model.own_forward import rotary_name
 from ragkv.model.pass_rows import PassRows, attend_together
 from ragkv.model.placement import layer_devices, move_inputs
 from ragkv.model.profile import Profile, default_profile
@@ -232,7 +233,11 @@ class DecoderModel:
         """Compute cos and sin of a layer at `positions` [T] with the model's own rotary module."""
         rotation = self._layers.rotations[self.kinds[layer].rotation]
         probe = torch.empty(0, dtype=self.dtype, device=self.device)
-        cos, sin = self.body.rotary_emb(probe, positions[None].to(self.device), *rotation.arguments)
+        compute = getattr(self.body, rotary_name(self.body))
+        if compute is None:
+            still = torch.ones(len(positions), 1, dtype=self.dtype, device=self.device)
+            return rotation.form(still, 0 * still)
+        cos, sin = compute(probe, positions[None].to(self.device), *rotation.arguments)
         return rotation.form(cos[0], sin[0])
 
     def rotaries(self, positions: Tensor, layers: Sequence[int]) -> Rotary:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ragkv.errors import ModelUnsupported
 from ragkv.model.layer_kinds import LayerKind
-from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, run_block
+from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, rotary_name, run_block
 from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotation
 from ragkv.model.rotation_probe import SAMPLES, Codes, arrange, explains, find_turning, make_codes
@@ -129,12 +129,10 @@ def read_layers(weights: Any) -> OwnLayers:
             if id(mask) not in windows:
                 windows[id(mask)] = find_window(mask, farthest)
             given = {**_constants(named), "attention_mask": None}
-            codes = make_codes(_width(turned))
-            heads = _coded(block, _samples(block, body.config.hidden_size, len(codes.cos)), given, codes)
-            rotation = _rotation(heads, codes, _arguments(recorded, turned), turned)
+            heads, rotation, width = _read_heads(block, given, turned, recorded, body.config.hidden_size)
             kinds.append(_kind(heads, rotations.setdefault(rotation, len(rotations)), windows[id(mask)]))
         shapes.append((heads.q.shape[1], heads.k.shape[1], heads.q.shape[3]))
-        bodies.append(OwnLayer(block, given, rotation, codes.cos.shape[1]))
+        bodies.append(OwnLayer(block, given, rotation, width))
         recurrent.append([])
     if len(set(shapes)) > 1:
         words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
@@ -143,6 +141,26 @@ def read_layers(weights: Any) -> OwnLayers:
         raise ModelUnsupported("no layer of the model has attention, so there are no keys to store")
     found = tuple(map(tuple, recurrent)) if any(recurrent) else ()
     return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), Shape(len(bodies), *shapes[0]), found)
+
+
+def _read_heads(
+    block: Any, given: Mapping[str, Any], turned: Any, recorded: _Recorded, size: int
+) -> tuple[_Heads, Rotation, int]:
+    """Return what a layer hands to its attention, how it turns keys, and how many cos and sin it takes for that.
+
+    Args:
+        block: the layer.
+        given: what else the model passes to it by name.
+        turned: the cos and sin that it is given; None in a model whose keys do not turn.
+        recorded: what the model's forward gave and asked.
+        size: entries of a row.
+    """
+    if turned is None:
+        heads = _coded(block, _samples(block, size, 1), given, None)
+        return heads, Rotation(table=(-1,) * heads.q.shape[3]), 0
+    codes = make_codes(_width(turned))
+    heads = _coded(block, _samples(block, size, len(codes.cos)), given, codes)
+    return heads, _rotation(heads, codes, _arguments(recorded, turned), turned), codes.cos.shape[1]
 
 
 def _recurrent(block: Any, named: Mapping[str, Any], size: int) -> RecurrentLayer | None:
@@ -181,17 +199,22 @@ def _of_layer(number: int) -> Iterator[None]:
 
 
 def _record(body: Any) -> _Recorded:
-    """Run a decoder's own forward on layers that record what they are given."""
-    recorded = _Recorded()
+    """Run a decoder's own forward on layers that record what they are given. Raises ModelUnsupported."""
+    recorded, rotary = _Recorded(), getattr(body, rotary_name(body))
     recording = copy_with(
         body,
         layers=nn.ModuleList(_RecordingLayer(block, recorded) for block in body.layers),
-        rotary_emb=_RecordingRotary(body.rotary_emb, recorded),
         **{norm_name(body): nn.Identity()},
+        **({} if rotary is None else {rotary_name(body): _RecordingRotary(rotary, recorded)}),
     )
     tokens = torch.arange(TOKENS, device=body.embed_tokens.weight.device)[None] % body.config.vocab_size
-    with masking(lambda mask_function: mask_function):
-        recording(input_ids=tokens, use_cache=False)
+    try:
+        with masking(lambda mask_function: mask_function):
+            recording(input_ids=tokens, use_cache=False)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ModelUnsupported(
+            f"{type(body).__name__} is not supported: its layers cannot be called one by one ({error})"
+        ) from None
     return recorded
 
 
@@ -253,18 +276,23 @@ def _samples(block: Any, size: int, codes: int) -> Tensor:
     return rows.expand(-1, codes, -1).contiguous()
 
 
-def _coded(block: Any, hidden: Tensor, given: Mapping[str, Any], codes: Codes) -> _Heads:
-    """Run a layer up to its attention, on rows [S, C, hidden], each under its code."""
+def _coded(block: Any, hidden: Tensor, given: Mapping[str, Any], codes: Codes | None) -> _Heads:
+    """Run a layer up to its attention, on rows [S, C, hidden], each under its code; None gives it no cos and sin."""
     found: list[_Heads] = []
 
     def seen(query: Tensor, key: Tensor, value: Tensor, given: Mapping[str, Any]) -> Tensor:
         found.append(_Heads(query, key, value, given))
         raise Stop
 
-    cos, sin = (each.to(hidden).expand(hidden.shape[0], -1, -1) for each in (codes.cos, codes.sin))
+    turned = None
+    if codes is not None:
+        turned = (
+            codes.cos.to(hidden).expand(hidden.shape[0], -1, -1),
+            codes.sin.to(hidden).expand(hidden.shape[0], -1, -1),
+        )
     positions = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
     with attending(seen), suppress(Stop):
-        run_block(block, hidden, positions, (cos, sin), given)
+        run_block(block, hidden, positions, turned, given)
     if not found:
         raise ModelUnsupported("it has no attention whose keys could be stored")
     return found[0]

@@ -32,6 +32,8 @@ NAME = "ragkv"
 """Name of the attention function in transformers."""
 NORMS = ("norm", "final_layernorm", "embedding_norm")
 """What decoders call their last norm."""
+ROTARIES = ("rotary_emb", "pos_emb")
+"""What decoders call the module that computes cos and sin. It is None where keys do not turn."""
 
 
 class Stop(Exception):
@@ -107,11 +109,17 @@ def norm_name(body: Any) -> str:
     return next((name for name in NORMS if hasattr(body, name)), "")
 
 
+def rotary_name(body: Any) -> str:
+    """Return what a decoder calls the module that computes cos and sin; "" where it has none that is known."""
+    return next((name for name in ROTARIES if hasattr(body, name)), "")
+
+
 def check_parts(weights: Any) -> None:
     """Raise ModelUnsupported where a *ForCausalLM is not built of the parts that are called here."""
     body = getattr(weights, "model", None)
-    lacking = [name for name in ("embed_tokens", "layers", "rotary_emb") if not hasattr(body, name)]
+    lacking = [name for name in ("embed_tokens", "layers") if not hasattr(body, name)]
     lacking += [] if norm_name(body) else ["norm"]
+    lacking += [] if rotary_name(body) else ["rotary_emb"]
     lacking += [] if hasattr(weights, "lm_head") else ["lm_head"]
     if lacking:
         raise ModelUnsupported(f"{type(weights).__name__} is not supported: it has no {', '.join(lacking)}")
@@ -160,15 +168,13 @@ class OwnLayer:
             block: the layer.
             given: what the model passes to it by name, apart from positions and rotation.
             rotation: its rotation.
-            width: entries of the cos and sin that it takes.
+            width: entries of the cos and sin that it takes; 0 where it takes none.
         """
         parameter = next(block.parameters())
         device, dtype = parameter.device, parameter.dtype
         self._block, self._given = block, dict(given)
-        self._still = (
-            torch.ones(1, 1, width, dtype=dtype, device=device),
-            torch.zeros(1, 1, width, dtype=dtype, device=device),
-        )
+        still = torch.ones(1, 1, width, dtype=dtype, device=device)
+        self._still = (still, 0 * still) if width else None
         self._order = None if rotation.order is None else torch.tensor(rotation.order, device=device)
 
     def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -189,17 +195,19 @@ class OwnLayer:
                 raise Stop
             return rows if kept is None else rows.new_zeros(q.shape).index_copy_(0, kept, rows)
 
-        cos, sin = (each.expand(1, hidden.shape[0], -1) for each in self._still)
+        turned = None
+        if self._still is not None:
+            turned = (self._still[0].expand(1, len(hidden), -1), self._still[1].expand(1, len(hidden), -1))
         try:
             with attending(attend_heads):
-                x = run_block(self._block, hidden[None], positions[None].to(hidden.device), (cos, sin), self._given)[0]
+                x = run_block(self._block, hidden[None], positions[None].to(hidden.device), turned, self._given)[0]
         except Stop:
             return hidden[:0]
         return x if kept is None else x[kept]
 
 
 def run_block(
-    block: Any, hidden: Tensor, positions: Tensor, rotation: tuple[Tensor, Tensor], given: Mapping[str, Any]
+    block: Any, hidden: Tensor, positions: Tensor, rotation: tuple[Tensor, Tensor] | None, given: Mapping[str, Any]
 ) -> Tensor:
     """Run a layer of transformers on rows [S, T, hidden] at positions [S, T] with cos and sin [S, T, n].
 
@@ -207,7 +215,7 @@ def run_block(
         block: the layer.
         hidden: the rows.
         positions: their positions.
-        rotation: cos and sin.
+        rotation: cos and sin; None where the layer takes none.
         given: what else the model passes to it by name.
     """
     found = block(hidden, **{**given, "position_ids": positions, "position_embeddings": rotation})

@@ -191,6 +191,7 @@ def test_only_layers_made_as_llamas_run_by_recorded_graphs_and_the_pool():
         ("gpt_neox", {}, "GPTNeoXForCausalLM"),
         ("diffllama", {}, "attends twice"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ("bamba", {"attn_layer_indices": [1, 3]}, "cannot be called one by one"),
         ("gemma4_text", {"num_hidden_layers": 6, "vocab_size_per_layer_input": 97}, "per_layer_input"),
     ],
 )

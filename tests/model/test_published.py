@@ -98,7 +98,7 @@ def tokenizer(tiny_folder):
     return transformers.AutoTokenizer.from_pretrained(tiny_folder)
 
 
-@pytest.mark.parametrize("kind", ["mistral3", "llava"])
+@pytest.mark.parametrize("kind", ["mistral3", "llava", "gemma3", "qwen3_5"])
 def test_a_multimodal_folder_is_served(tmp_path, tokenizer, kind):
     model = multimodal(kind, len(tokenizer))
     tokenizer.save_pretrained(write(tmp_path, model, "now"))
