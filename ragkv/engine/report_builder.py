@@ -57,8 +57,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     kept, row = _kept_tokens(model, session.hits, layers), model.token_bytes
     read, tiers = _bytes(model, size * row, sources), Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
-    prefill, prefilling = _prefilling(context)
-    pooled = request.sequence.pooled
+    (prefill, prefilling), pooled = _prefilling(context), request.sequence.pooled
     in_place = 0.0 if request.sequence.paged is None else sum(request.sequence.paged.rows) / model.shape.layers
     decode, decoding = (
         _decoding(context, completion, in_place) if pooled is None else _pooled_decoding(pooled, completion)

@@ -121,11 +121,12 @@ def read_layers(weights: Any) -> OwnLayers:
                 windows[id(mask)] = find_window(mask, farthest)
             given = {**_constants(named), "attention_mask": None}
             codes = make_codes(_width(turned))
-            heads = _coded(block, _samples(block, body.config.hidden_size, len(codes.cos)), given, codes)
+            rows = _samples(block, body, len(codes.cos))
+            heads = _coded(block, rows, given, codes)
             rotation = _rotation(heads, codes, _arguments(recorded, turned), turned)
             kinds.append(_kind(heads, rotations.setdefault(rotation, len(rotations)), windows[id(mask)]))
         shapes.append((heads.q.shape[1], heads.k.shape[1], heads.q.shape[3]))
-        bodies.append(OwnLayer(block, given, rotation, codes.cos.shape[1]))
+        bodies.append(OwnLayer(block, given, rotation, rows.new_ones(1, 1, codes.cos.shape[1])))
     if len(set(shapes)) > 1:
         words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
         raise ModelUnsupported(f"its layers differ in their heads ({words}), so their KV is not stored in one form")
@@ -207,10 +208,11 @@ def find_window(mask: Callable[..., Tensor] | None, farthest: int) -> int | None
     return None if counts[0] > farthest else counts[0]
 
 
-def _samples(block: Any, size: int, codes: int) -> Tensor:
-    """Draw rows [S, C, size] that are the same under each code."""
-    generator, parameter = torch.Generator().manual_seed(0), next(block.parameters())
-    rows = torch.randn(SAMPLES, 1, size, generator=generator).to(parameter)
+def _samples(block: Any, body: Any, codes: int) -> Tensor:
+    """Draw rows [S, C, hidden] that are the same under each code, on a layer's device."""
+    generator, device = torch.Generator().manual_seed(0), next(block.parameters()).device
+    rows = torch.randn(SAMPLES, 1, body.config.hidden_size, generator=generator)
+    rows = rows.to(device, body.embed_tokens.weight.dtype)  # a layer's weights may be in FP8
     return rows.expand(-1, codes, -1).contiguous()
 
 

@@ -153,23 +153,17 @@ class OwnEnds:
 class OwnLayer:
     """A decoder layer that runs by its own forward."""
 
-    def __init__(self, block: Any, given: Mapping[str, Any], rotation: Rotation, width: int):
+    def __init__(self, block: Any, given: Mapping[str, Any], rotation: Rotation, still: Tensor):
         """Wrap a layer of transformers.
 
         Args:
             block: the layer.
             given: what the model passes to it by name, apart from positions and rotation.
             rotation: its rotation.
-            width: entries of the cos and sin that it takes.
+            still: [1, 1, n]. Ones: the cos that turns nothing, in the model's dtype and on the layer's device.
         """
-        parameter = next(block.parameters())
-        device, dtype = parameter.device, parameter.dtype
-        self._block, self._given = block, dict(given)
-        self._still = (
-            torch.ones(1, 1, width, dtype=dtype, device=device),
-            torch.zeros(1, 1, width, dtype=dtype, device=device),
-        )
-        self._order = None if rotation.order is None else torch.tensor(rotation.order, device=device)
+        self._block, self._given, self._still = block, dict(given), (still, torch.zeros_like(still))
+        self._order = None if rotation.order is None else torch.tensor(rotation.order, device=still.device)
 
     def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Run the layer. See `LayerBody`."""
