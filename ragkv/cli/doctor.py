@@ -167,9 +167,9 @@ def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
         shape, profile = model.shape, model.profile
         findings.ok(
             "model",
-            f"{model.name}: {architecture_of(model.config)}, {shape.layers} layers, {shape.q_heads} query and {shape.kv_heads} "
-            f"KV heads of {shape.head_dim}, {str(model.dtype).removeprefix('torch.')} on {model.device_names}, "
-            f"reads {model.max_positions} tokens",
+            f"{model.name}: {architecture_of(model.config)}, {shape.layers} layers, {shape.q_heads} query and "
+            f"{shape.kv_heads} KV heads of {shape.head_dim}, {str(model.dtype).removeprefix('torch.')} on "
+            f"{model.device_names}, reads {model.max_positions} tokens",
         )
         findings.fact("family", describe_family(model.config.model_type))
         findings.fact("layers", describe_layers(model.kinds, model.wired))
