@@ -123,16 +123,16 @@ def read_layers(weights: Any) -> OwnLayers:
     for number, (block, named) in enumerate(zip(body.layers, recorded.layers, strict=True)):
         mask, turned = named.pop("attention_mask", None), named.pop("position_embeddings", None)
         with _of_layer(number):
-            if (other := _recurrent(block, named, body.config.hidden_size)) is not None:
+            if (other := _recurrent(block, named, body)) is not None:
                 recurrent[-1].append(other)
                 continue
             if id(mask) not in windows:
                 windows[id(mask)] = find_window(mask, farthest)
             given = {**_constants(named), "attention_mask": None}
-            heads, rotation, width = _read_heads(block, given, turned, recorded, body.config.hidden_size)
+            heads, rotation, still = _read_heads(block, given, turned, recorded, body)
             kinds.append(_kind(heads, rotations.setdefault(rotation, len(rotations)), windows[id(mask)]))
         shapes.append((heads.q.shape[1], heads.k.shape[1], heads.q.shape[3]))
-        bodies.append(OwnLayer(block, given, rotation, width))
+        bodies.append(OwnLayer(block, given, rotation, still))
         recurrent.append([])
     if len(set(shapes)) > 1:
         words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
@@ -144,26 +144,28 @@ def read_layers(weights: Any) -> OwnLayers:
 
 
 def _read_heads(
-    block: Any, given: Mapping[str, Any], turned: Any, recorded: _Recorded, size: int
-) -> tuple[_Heads, Rotation, int]:
-    """Return what a layer hands to its attention, how it turns keys, and how many cos and sin it takes for that.
+    block: Any, given: Mapping[str, Any], turned: Any, recorded: _Recorded, body: Any
+) -> tuple[_Heads, Rotation, Tensor | None]:
+    """Return what a layer hands to its attention, how it turns keys, and the cos [1, 1, n] that turns nothing.
 
     Args:
         block: the layer.
         given: what else the model passes to it by name.
         turned: the cos and sin that it is given; None in a model whose keys do not turn.
         recorded: what the model's forward gave and asked.
-        size: entries of a row.
+        body: the decoder.
     """
     if turned is None:
-        heads = _coded(block, _samples(block, size, 1), given, None)
-        return heads, Rotation(table=(-1,) * heads.q.shape[3]), 0
+        heads = _coded(block, _samples(block, body, 1), given, None)
+        return heads, Rotation(table=(-1,) * heads.q.shape[3]), None
     codes = make_codes(_width(turned))
-    heads = _coded(block, _samples(block, size, len(codes.cos)), given, codes)
-    return heads, _rotation(heads, codes, _arguments(recorded, turned), turned), codes.cos.shape[1]
+    rows = _samples(block, body, len(codes.cos))
+    heads = _coded(block, rows, given, codes)
+    rotation = _rotation(heads, codes, _arguments(recorded, turned), turned)
+    return heads, rotation, rows.new_ones(1, 1, codes.cos.shape[1])
 
 
-def _recurrent(block: Any, named: Mapping[str, Any], size: int) -> RecurrentLayer | None:
+def _recurrent(block: Any, named: Mapping[str, Any], body: Any) -> RecurrentLayer | None:
     """Return a layer that has a state and no attention; None for one that has attention.
 
     Raises ModelUnsupported for one that has both.
@@ -178,7 +180,7 @@ def _recurrent(block: Any, named: Mapping[str, Any], size: int) -> RecurrentLaye
     made, state = RecurrentLayer(block, given), RecurrentState()
     with attending(seen), suppress(Stop):
         try:
-            _, state = made(_samples(block, size, 1)[0], state)
+            _, state = made(_samples(block, body, 1)[0], state)
         except (TypeError, AttributeError):
             if not attended:
                 return None
@@ -269,10 +271,11 @@ def find_window(mask: Callable[..., Tensor] | None, farthest: int) -> int | None
     return None if counts[0] > farthest else counts[0]
 
 
-def _samples(block: Any, size: int, codes: int) -> Tensor:
-    """Draw rows [S, C, size] that are the same under each code."""
-    generator, parameter = torch.Generator().manual_seed(0), next(block.parameters())
-    rows = torch.randn(SAMPLES, 1, size, generator=generator).to(parameter)
+def _samples(block: Any, body: Any, codes: int) -> Tensor:
+    """Draw rows [S, C, hidden] that are the same under each code, on a layer's device."""
+    generator, device = torch.Generator().manual_seed(0), next(block.parameters()).device
+    rows = torch.randn(SAMPLES, 1, body.config.hidden_size, generator=generator)
+    rows = rows.to(device, body.embed_tokens.weight.dtype)  # a layer's weights may be in FP8
     return rows.expand(-1, codes, -1).contiguous()
 
 

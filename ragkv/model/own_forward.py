@@ -161,20 +161,18 @@ class OwnEnds:
 class OwnLayer:
     """A decoder layer that runs by its own forward."""
 
-    def __init__(self, block: Any, given: Mapping[str, Any], rotation: Rotation, width: int):
+    def __init__(self, block: Any, given: Mapping[str, Any], rotation: Rotation, still: Tensor | None):
         """Wrap a layer of transformers.
 
         Args:
             block: the layer.
             given: what the model passes to it by name, apart from positions and rotation.
             rotation: its rotation.
-            width: entries of the cos and sin that it takes; 0 where it takes none.
+            still: [1, 1, n]. Ones: the cos that turns nothing, in the model's dtype; None where the layer takes none.
         """
-        parameter = next(block.parameters())
-        device, dtype = parameter.device, parameter.dtype
+        device = next(block.parameters()).device
         self._block, self._given = block, dict(given)
-        still = torch.ones(1, 1, width, dtype=dtype, device=device)
-        self._still = (still, 0 * still) if width else None
+        self._still = None if still is None else (still, torch.zeros_like(still))
         self._order = None if rotation.order is None else torch.tensor(rotation.order, device=device)
 
     def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import zip_longest
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from ragkv.errors import ModelUnsupported
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
+from ragkv.model.families import FAMILIES, MEASURED, describe_family, describe_layers
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
 from ragkv.sparse.psa import Psa
@@ -34,6 +36,7 @@ from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
 from tests import families, tiny
 
+ROOT = Path(__file__).resolve().parents[2]
 NEAR = {"rtol": 0, "atol": 1e-4}
 PREFIX, QUESTION = families.tokens(3, 99), families.tokens(5, 50)
 CHUNKS = [families.tokens(n, n) for n in (18, 22, 13)]
@@ -199,3 +202,23 @@ def test_what_is_not_understood_is_refused_in_one_line(name, fields, word):
     with pytest.raises(ModelUnsupported, match=word) as refusal:
         DecoderModel(families.weights(name, **fields))
     assert "\n" not in str(refusal.value)
+
+
+def test_the_list_of_families_is_that_of_the_tests_and_of_the_page():
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split(" | ")]
+        for line in (ROOT / "docs" / "models.md").read_text("utf-8").splitlines()
+        if " | `" in line
+    ]
+    assert {name.strip("`"): title for title, name, *_ in rows[1:]} == FAMILIES
+    assert {name.strip("`") for _, name, _, answers in rows[1:] if answers == "measured"} == MEASURED
+    assert {*families.FAMILIES, *tiny.ARCHITECTURES} == {*FAMILIES}
+
+
+def test_a_family_and_its_layers_are_told_in_a_line():
+    assert describe_family("qwen2") == "Qwen 2, 2.5: tested; answers are measured"
+    assert describe_family("gpt_oss") == "gpt-oss: tested; answers are not measured"
+    assert describe_family("arcee").startswith("arcee: the tests do not cover it")
+    assert describe_layers(tiny.model().kinds, True) == "run by ragkv's own code"
+    told = describe_layers(families.model("gpt_oss").kinds, False)
+    assert told.endswith("2 of 4 see the last 8 tokens; sparse policies act in no layer")
