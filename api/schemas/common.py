@@ -198,7 +198,7 @@ Documents = Annotated[
 ]
 
 
-class AnswerFields(Body):
+class AnswerChoices(Body):
     """How an answer is made, the same in every request that asks: of this API, OpenAI's, and MCP.
 
     A field that is left out takes the value from the settings of the service.
@@ -235,7 +235,7 @@ class AnswerFields(Body):
         return AskOptions(collection, **{name: getattr(self, name) for name in names})
 
 
-class QuestionFields(AnswerFields):
+class QuestionFields(AnswerChoices):
     """A question. A field that is left out takes the value from the settings of the service."""
 
     model_config = STRICT
@@ -247,7 +247,7 @@ class QuestionFields(AnswerFields):
     max_tokens: Annotated[int | None, Field(ge=1, le=4096, description="Longest answer, in tokens.")] = None
 
     def options(self, collection: str) -> AskOptions:
-        """Convert to AskOptions. See `AnswerFields.options`."""
+        """Convert to AskOptions. See `AnswerChoices.options`."""
         return replace(super().options(collection), conversation=self.conversation_id)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from api.schemas.common import DESCRIBED, MAX_QUESTION_CHARS, AnswerFields, check_storable
+from api.schemas.common import DESCRIBED, MAX_QUESTION_CHARS, AnswerChoices, check_storable
 from ragkv.passages import Citation
 from ragkv.report import Report
 
@@ -78,7 +78,7 @@ class PlainText(BaseModel):
     type: Literal["text"]
 
 
-class Extension(AnswerFields):
+class Extension(AnswerChoices):
     """Parameters of this service that OpenAI's API does not have; see `POST /v1/answers`."""
 
 

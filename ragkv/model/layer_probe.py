@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -68,7 +68,7 @@ class _Recorded:
     """What a model's forward gives to its layers, by name, and what it asks of its rotary module, with the answers."""
 
     layers: list[dict[str, Any]] = field(default_factory=list)
-    rotations: list[tuple[tuple[Any, ...], Any]] = field(default_factory=list)
+    rotations: list[tuple[int, tuple[Any, ...], Any]] = field(default_factory=list)
 
 
 class _RecordingLayer(nn.Module):
@@ -102,7 +102,8 @@ class _RecordingRotary(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor, *arguments: Any) -> Any:
         found = self._ask(x, position_ids, *arguments)
-        self._recorded.rotations.append((arguments, found))
+        planes = position_ids.shape[0] if position_ids.ndim == 3 else 0
+        self._recorded.rotations.append((planes, arguments, found))
         return found
 
 
@@ -161,7 +162,7 @@ def _read_heads(
     codes = make_codes(_width(turned))
     rows = _samples(block, body, len(codes.cos))
     heads = _coded(block, rows, given, codes)
-    rotation = _rotation(heads, codes, _arguments(recorded, turned), turned)
+    rotation = _rotation(heads, codes, _asked(recorded, turned), turned)
     return heads, rotation, rows.new_ones(1, 1, codes.cos.shape[1])
 
 
@@ -236,11 +237,11 @@ def _width(turned: Any) -> int:
     return int(turned[0].shape[-1])
 
 
-def _arguments(recorded: _Recorded, turned: Any) -> tuple[Any, ...]:
-    """Return what the rotary module was asked for the cos and sin that a layer is given."""
-    for arguments, answer in recorded.rotations:
+def _asked(recorded: _Recorded, turned: Any) -> tuple[int, tuple[Any, ...]]:
+    """Return what the rotary module was asked for the cos and sin that a layer is given: see `Rotation`."""
+    for planes, arguments, answer in recorded.rotations:
         if answer is turned:
-            return arguments
+            return planes, arguments
     raise ModelUnsupported("its cos and sin do not come from the model's rotary module")
 
 
@@ -301,17 +302,20 @@ def _coded(block: Any, hidden: Tensor, given: Mapping[str, Any], codes: Codes | 
     return found[0]
 
 
-def _rotation(heads: _Heads, codes: Codes, arguments: tuple[Any, ...], turned: tuple[Tensor, Tensor]) -> Rotation:
+def _rotation(
+    heads: _Heads, codes: Codes, asked: tuple[int, tuple[Any, ...]], turned: tuple[Tensor, Tensor]
+) -> Rotation:
     """Return how a layer turns queries and keys, from what its attention got under each code."""
     q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
     turning = find_turning(q[: 4 * SAMPLES], codes)
     values_stay = torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
     if turning is None or not (explains(turning, q, codes) and explains(turning, k, codes) and values_stay):
         raise ModelUnsupported("it does not turn pairs of its queries' and keys' dimensions, and nothing else")
+    planes, arguments = asked
     rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
     if rotation is None:
         raise ModelUnsupported("its dimensions do not turn in pairs by one angle each")
-    return rotation
+    return replace(rotation, planes=planes)
 
 
 def _kind(heads: _Heads, rotation: int, window: int | None) -> LayerKind:

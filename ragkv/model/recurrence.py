@@ -36,11 +36,36 @@ States = tuple[RecurrentState, ...]
 """The states of all layers that have one, in their order."""
 
 
+class _CallStates:
+    """The states of any layer of a `_CallCache`, by attributes."""
+
+    record_past = True
+
+    def __init__(self, cache: _CallCache):
+        self._cache = cache
+
+    def __getitem__(self, layer_idx: int) -> _CallStates:
+        return self
+
+    @property
+    def conv_states(self) -> tuple[Tensor | None]:
+        return (self._cache.get_conv_state(0),)
+
+    @property
+    def recurrent_states(self) -> tuple[Tensor | None]:
+        return (self._cache.get_recurrent_state(0),)
+
+
 class _CallCache:
     """What a layer of transformers takes for its cache during one call."""
 
     def __init__(self, state: RecurrentState):
         self.tail, self.recurrent = state.tail, state.recurrent
+
+    @property
+    def layers(self) -> _CallStates:
+        """The states as transformers 5.17 reads them: `layers[layer_idx].conv_states[0]`."""
+        return _CallStates(self)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         _one(state_idx)

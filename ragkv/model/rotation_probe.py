@@ -127,4 +127,4 @@ def arrange(turning: Turning, cos: Tensor, sin: Tensor, arguments: tuple[Any, ..
     if cos.shape[1] == len(order) and tuple(entry[i] for i in order) == tuple(range(len(order))):
         table = tuple(range(len(order)))  # both entries of a pair are the same
     plain = tuple(range(len(order)))
-    return Rotation(arguments, None if order == plain else order, None if table == plain else table)
+    return Rotation(arguments, order=None if order == plain else order, table=None if table == plain else table)

@@ -127,7 +127,10 @@ def turned(plain: Any, keys: Tensor, by: int) -> Tensor:
     """Turn keys [1, Hkv, n, d], which are turned to their positions, by some positions more."""
     if plain.model.rotary_emb is None:  # Granite's keys do not turn
         return keys
-    cos, sin = (each[0] for each in plain.model.rotary_emb(keys, torch.tensor([[by]])))
+    position = torch.tensor([[by]])
+    if hasattr(plain.model.rotary_emb, "mrope_section"):  # it takes time, height and width
+        position = position.expand(3, 1, 1)
+    cos, sin = (each[0] for each in plain.model.rotary_emb(keys, position))
     first, rest = keys[..., : cos.shape[-1]], keys[..., cos.shape[-1] :]
     left, right = first.chunk(2, -1)
     return torch.cat([first * cos + torch.cat([-right, left], -1) * sin, rest], -1)
