@@ -21,7 +21,7 @@ from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, rotary_name, run_block
 from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotation
-from ragkv.model.rotation_probe import SAMPLES, Codes, arrange, explains, find_turning, make_codes
+from ragkv.model.rotation_probe import SAMPLES, Codes, Turning, arrange, explains, find_turning, make_codes
 from ragkv.types import Shape
 
 TOKENS = 8
@@ -65,10 +65,17 @@ class _Heads:
 
 @dataclass
 class _Recorded:
-    """What a model's forward gives to its layers, by name, and what it asks of its rotary module, with the answers."""
+    """What a model's forward gives to its layers, by name, and what it asks of its rotary module, with the answers.
+
+    Attributes:
+        layers: what each layer is given.
+        rotations: what the rotary module was asked behind the positions, and what it answered.
+        known: how layers were found to turn their queries and keys.
+    """
 
     layers: list[dict[str, Any]] = field(default_factory=list)
     rotations: list[tuple[tuple[Any, ...], Any]] = field(default_factory=list)
+    known: list[tuple[Turning, Rotation]] = field(default_factory=list)
 
 
 class _RecordingLayer(nn.Module):
@@ -156,11 +163,11 @@ def _read_heads(
         size: entries of a row.
     """
     if turned is None:
-        heads = _coded(block, _samples(block, size, 1), given, None)
+        heads = _coded(block, _samples(block, size), given, None)
         return heads, Rotation(table=(-1,) * heads.q.shape[3]), 0
     codes = make_codes(_width(turned))
-    heads = _coded(block, _samples(block, size, len(codes.cos)), given, codes)
-    return heads, _rotation(heads, codes, _arguments(recorded, turned), turned), codes.cos.shape[1]
+    heads = _coded(block, _samples(block, size), given, codes)
+    return heads, _rotation(heads, codes, recorded, turned), codes.cos.shape[1]
 
 
 def _recurrent(block: Any, named: Mapping[str, Any], size: int) -> RecurrentLayer | None:
@@ -178,7 +185,7 @@ def _recurrent(block: Any, named: Mapping[str, Any], size: int) -> RecurrentLaye
     made, state = RecurrentLayer(block, given), RecurrentState()
     with attending(seen), suppress(Stop):
         try:
-            _, state = made(_samples(block, size, 1)[0], state)
+            _, state = made(_samples(block, size)[0], state)
         except (TypeError, AttributeError):
             if not attended:
                 return None
@@ -269,45 +276,52 @@ def find_window(mask: Callable[..., Tensor] | None, farthest: int) -> int | None
     return None if counts[0] > farthest else counts[0]
 
 
-def _samples(block: Any, size: int, codes: int) -> Tensor:
-    """Draw rows [S, C, size] that are the same under each code."""
+def _samples(block: Any, size: int) -> Tensor:
+    """Draw rows [S, 1, size]."""
     generator, parameter = torch.Generator().manual_seed(0), next(block.parameters())
-    rows = torch.randn(SAMPLES, 1, size, generator=generator).to(parameter)
-    return rows.expand(-1, codes, -1).contiguous()
+    return torch.randn(SAMPLES, 1, size, generator=generator).to(parameter)
 
 
 def _coded(block: Any, hidden: Tensor, given: Mapping[str, Any], codes: Codes | None) -> _Heads:
-    """Run a layer up to its attention, on rows [S, C, hidden], each under its code; None gives it no cos and sin."""
+    """Run a layer up to its attention, on rows [S, 1, hidden], under each code; None gives it no cos and sin.
+
+    Each code has a call of its own: products of the same rows differ in their last bits where they stand in a matrix.
+    """
     found: list[_Heads] = []
 
     def seen(query: Tensor, key: Tensor, value: Tensor, given: Mapping[str, Any]) -> Tensor:
         found.append(_Heads(query, key, value, given))
         raise Stop
 
-    turned = None
-    if codes is not None:
-        turned = (
-            codes.cos.to(hidden).expand(hidden.shape[0], -1, -1),
-            codes.sin.to(hidden).expand(hidden.shape[0], -1, -1),
-        )
     positions = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
-    with attending(seen), suppress(Stop):
-        run_block(block, hidden, positions, turned, given)
-    if not found:
+    pairs = [None] if codes is None else list(zip(codes.cos.to(hidden), codes.sin.to(hidden), strict=True))
+    for pair in pairs:
+        turned = None if pair is None else tuple(each.expand(*hidden.shape[:2], -1) for each in pair)
+        with attending(seen), suppress(Stop):
+            run_block(block, hidden, positions, turned, given)
+    if len(found) != len(pairs):
         raise ModelUnsupported("it has no attention whose keys could be stored")
-    return found[0]
+    q, k, v = (torch.cat(each, 2) for each in zip(*((one.q, one.k, one.v) for one in found), strict=True))
+    return _Heads(q, k, v, found[0].given)
 
 
-def _rotation(heads: _Heads, codes: Codes, arguments: tuple[Any, ...], turned: tuple[Tensor, Tensor]) -> Rotation:
-    """Return how a layer turns queries and keys, from what its attention got under each code."""
+def _rotation(heads: _Heads, codes: Codes, recorded: _Recorded, turned: tuple[Tensor, Tensor]) -> Rotation:
+    """Return how a layer turns queries and keys, from what its attention got under each code.
+
+    A layer with dimensions that are always 0 may turn in several ways: as an earlier one does, if that is one of them.
+    """
     q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
-    turning = find_turning(q[: 4 * SAMPLES], codes)
-    values_stay = torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
+    arguments, values_stay = _arguments(recorded, turned), torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
+    for known, found in recorded.known:
+        if found.arguments == arguments and explains(known, q, codes) and explains(known, k, codes) and values_stay:
+            return found
+    turning = find_turning(torch.cat([q[: 4 * SAMPLES], k[: 4 * SAMPLES]]), codes)
     if turning is None or not (explains(turning, q, codes) and explains(turning, k, codes) and values_stay):
         raise ModelUnsupported("it does not turn pairs of its queries' and keys' dimensions, and nothing else")
     rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
     if rotation is None:
         raise ModelUnsupported("its dimensions do not turn in pairs by one angle each")
+    recorded.known.append((turning, rotation))
     return rotation
 
 

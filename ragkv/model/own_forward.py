@@ -207,7 +207,7 @@ class OwnLayer:
 
 
 def run_block(
-    block: Any, hidden: Tensor, positions: Tensor, rotation: tuple[Tensor, Tensor] | None, given: Mapping[str, Any]
+    block: Any, hidden: Tensor, positions: Tensor, rotation: tuple[Tensor, ...] | None, given: Mapping[str, Any]
 ) -> Tensor:
     """Run a layer of transformers on rows [S, T, hidden] at positions [S, T] with cos and sin [S, T, n].
 

@@ -29,6 +29,7 @@ from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
+from ragkv.model.profile import Profile
 from ragkv.sparse.psa import Psa
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
@@ -199,3 +200,24 @@ def test_what_is_not_understood_is_refused_in_one_line(name, fields, word):
     with pytest.raises(ModelUnsupported, match=word) as refusal:
         DecoderModel(families.weights(name, **fields))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("dead", [(13,), (3, 11), (2, 5, 10, 13)])
+def test_dimensions_that_are_0_for_every_token_do_not_hide_how_a_layer_turns(dead):
+    """Trained models have such dimensions; where a whole pair is 0, any turning of it is true."""
+    made = families.weights("qwen3_moe")
+    for number in (0, 2):
+        attention = made.model.layers[number].self_attn
+        for norm in (attention.q_norm, attention.k_norm):
+            norm.weight.data[list(dead)] = 0
+    model = DecoderModel(made, profile=Profile(block=4))
+    ids = families.tokens(30)
+    torch.testing.assert_close(prefill(model, ids, outputs=30), model.own_logits(ids), **NEAR)
+    assert model.turns_alike or len(dead) > 1
+    assert self_test(Prefiller(model, PREFIX)).reason == ""
+
+
+def test_layers_of_any_width_are_read():
+    """Products of equal rows differ in their last bits by where they stand in a wide matrix."""
+    made = families.weights("granite", hidden_size=640, intermediate_size=64, num_attention_heads=10, head_dim=64)
+    assert DecoderModel(made, profile=Profile(block=4)).turns_alike
