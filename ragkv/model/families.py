@@ -35,6 +35,7 @@ FAMILIES = {
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3",
+    "gemma4_text": "Gemma 4",
     "gpt_oss": "gpt-oss",
     "exaone4": "EXAONE 4",
 }

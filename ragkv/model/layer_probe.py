@@ -7,9 +7,9 @@ given. Then each layer runs up to its attention, on a few random rows.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ragkv.errors import ModelUnsupported
 from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, run_block
+from ragkv.model.packed_heads import PackedHeads, stored_heads
 from ragkv.model.rotary import Rotation
 from ragkv.model.rotation_probe import SAMPLES, Codes, arrange, explains, find_turning, make_codes
 from ragkv.types import Shape
@@ -127,10 +128,20 @@ def read_layers(weights: Any) -> OwnLayers:
             kinds.append(_kind(heads, rotations.setdefault(rotation, len(rotations)), windows[id(mask)]))
         shapes.append((heads.q.shape[1], heads.k.shape[1], heads.q.shape[3]))
         bodies.append(OwnLayer(block, given, rotation, rows.new_ones(1, 1, codes.cos.shape[1])))
-    if len(set(shapes)) > 1:
+    shape = _shape(shapes)
+    packed = [PackedHeads(kv, d, (shape.kv_heads, shape.head_dim)) for _, kv, d in shapes]
+    alike = len(set(shapes)) == 1
+    kinds = kinds if alike else [replace(kind, packed=each) for kind, each in zip(kinds, packed, strict=True)]
+    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), shape)
+
+
+def _shape(shapes: Sequence[tuple[int, int, int]]) -> Shape:
+    """Return the form in which rows are stored, for layers of these query heads, kv heads and head sizes."""
+    stored, queries = stored_heads([(kv, d) for _, kv, d in shapes]), {heads for heads, _, _ in shapes}
+    if stored is None or len(queries) > 1 or max(queries) % stored[0]:
         words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
-        raise ModelUnsupported(f"its layers differ in their heads ({words}), so their KV is not stored in one form")
-    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), Shape(len(bodies), *shapes[0]))
+        raise ModelUnsupported(f"its layers differ in their heads ({words}), and rows of one form cannot hold them")
+    return Shape(len(shapes), max(queries), *stored)
 
 
 @contextmanager
@@ -161,7 +172,8 @@ def _constants(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a layer is given, apart from positions, if that is the same for all rows."""
     constants = {name: value for name, value in named.items() if name != "position_ids"}
     for name, value in constants.items():
-        if not isinstance(value, bool | int | float | str | None):
+        empty = isinstance(value, Mapping) and not value  # of KV that layers share, where none do
+        if not (empty or isinstance(value, bool | int | float | str | None)):
             raise ModelUnsupported(f"it is given {name}, which is not understood")
     return constants
 

@@ -117,11 +117,19 @@ def check_parts(weights: Any) -> None:
         raise ModelUnsupported(f"{type(weights).__name__} is not supported: it has no {', '.join(lacking)}")
 
 
+class _Rows(MoeModelOutputWithPast):  # type: ignore[misc]  # transformers has no types
+    """Rows behind the last norm, as a decoder returns them. Whatever else a family's decoder returns is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class _Given(nn.Module):
     """Stands where a *ForCausalLM has its decoder, and returns the rows that it is given."""
 
-    def forward(self, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> _Rows:
+        return _Rows(last_hidden_state=inputs_embeds)
 
 
 class OwnEnds:

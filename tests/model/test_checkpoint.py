@@ -139,12 +139,14 @@ IMAGES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "n
 """The smallest part that reads images."""
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "mistral3"])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral3"])
 def test_of_a_model_that_reads_images_the_text_part_is_served(tmp_path, tiny_folder, kind):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": len(tokenizer), "max_position_embeddings": 512}
-    text = {"model_type": "gemma3_text", "sliding_window": 8} if kind == "gemma3" else {"model_type": "mistral"}
+    text = {"model_type": "mistral"} if kind == "mistral3" else {"model_type": f"{kind}_text", "sliding_window": 8}
+    if kind == "gemma4":
+        text |= {"hidden_size_per_layer_input": 0, "global_head_dim": 32, "vocab_size_per_layer_input": 97}
     config = transformers.AutoConfig.for_model(
         kind,
         text_config={"sliding_window": None, "initializer_range": 0.2, **sizes, **text},

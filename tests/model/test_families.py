@@ -18,13 +18,14 @@ from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.registry import (
     ALONE,
+    COMPARING,
     METHODS,
     make_decode_policy,
     make_method,
     make_prefill_policy,
 )
 from ragkv.engine.self_test import self_test
-from ragkv.errors import ModelUnsupported
+from ragkv.errors import InputError, ModelUnsupported
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
@@ -137,7 +138,12 @@ def turns(name: str, method: str, prefill_policy: str, decode_policy: str) -> li
 
 @every_family
 def test_every_method_answers_two_turns(name):
+    model = families.model(name)
     for method in METHODS:
+        if method in COMPARING and not model.compares_heads:
+            with pytest.raises(InputError, match="differ in heads"):
+                make_method(method, model)
+            continue
         for context in turns(name, method, "dense", "dense"):
             assert context.logits.isfinite().all()
 
@@ -195,7 +201,9 @@ def test_only_layers_made_as_llamas_run_by_recorded_graphs_and_the_pool():
         ("diffllama", {}, "attends twice"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, "conv"),
-        ("gemma4_text", {"num_hidden_layers": 6, "vocab_size_per_layer_input": 97}, "per_layer_input"),
+        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "per_layer_input"),
+        ("gemma4_text", {"num_hidden_layers": 12, "num_kv_shared_layers": 4}, "share KV"),
+        ("gemma4_text", {"global_head_dim": 24}, "2 KV heads of 16 and 1 KV heads of 24"),
     ],
 )
 def test_what_is_not_understood_is_refused_in_one_line(name, fields, word):
