@@ -25,6 +25,7 @@ from transformers.masking_utils import eager_mask
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from ragkv.errors import ModelUnsupported
+from ragkv.kernels.attention import index_to_device
 from ragkv.model.layer_bodies import Attend
 from ragkv.model.rotary import Rotation
 
@@ -194,7 +195,9 @@ class OwnLayer:
         cos, sin = (each.expand(1, hidden.shape[0], -1) for each in self._still)
         try:
             with attending(attend_heads):
-                x = run_block(self._block, hidden[None], positions[None].to(hidden.device), (cos, sin), self._given)[0]
+                x = run_block(
+                    self._block, hidden[None], index_to_device(positions, hidden.device)[None], (cos, sin), self._given
+                )[0]
         except Stop:
             return hidden[:0]
         return x if kept is None else x[kept]
