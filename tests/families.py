@@ -45,6 +45,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi": {},
     "gemma2": _WINDOWS,
     "gemma3_text": {**_WINDOWS, "num_hidden_layers": 6},
+    "gemma4_text": {
+        **_WINDOWS,
+        "num_hidden_layers": 6,
+        "attention_k_eq_v": True,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 97,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
     "cohere2": _WINDOWS,
     "olmo3": _WINDOWS,
     "gpt_oss": {**_EXPERTS, **_WINDOWS},
@@ -77,7 +90,8 @@ def weights(name: str, **fields: Any) -> Any:
         },
     )
     torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    # Eager attention is the reference: some versions of transformers choose one that leaves soft caps out.
+    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     for parameter in made.parameters():
         if parameter.dim() == 1:  # norms and biases are ones and zeros, which would hide that they are left out
             parameter.data += 0.2 * torch.randn(parameter.shape)

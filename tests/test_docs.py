@@ -61,6 +61,7 @@ PAGES = [
     "docs/index.md",
     "docs/lab-notes.md",
     "docs/methods.md",
+    "docs/models.md",
     "docs/operations.md",
     "docs/quickstart.md",
     "docs/results/cpu.md",

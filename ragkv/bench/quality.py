@@ -57,7 +57,9 @@ class ReadChunk(ChunkSource, Protocol):
     """
 
     head_bytes: int
-    loaded_bytes: int
+
+    @property
+    def loaded_bytes(self) -> int: ...
 
 
 class BenchStore(Protocol):

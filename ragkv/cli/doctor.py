@@ -156,6 +156,8 @@ def _settings(settings: Settings, given: Mapping[str, object], findings: Finding
 
 def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
     from ragkv.engine.open_model import load_model, model_source
+    from ragkv.model.families import describe_family, describe_layers
+    from ragkv.model.supported import architecture_of
 
     with findings.checking("model"):
         source = model_source(settings)
@@ -163,13 +165,14 @@ def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
         # The note of the source is a finding already.
         parts.model = model = load_model(settings, tell, replace(source, note=""))
         shape, profile = model.shape, model.profile
-        architecture = getattr(model.config, "architectures", ["unknown architecture"])[0]
         findings.ok(
             "model",
-            f"{model.name}: {architecture}, {shape.layers} layers, {shape.q_heads} query and {shape.kv_heads} "
-            f"KV heads of {shape.head_dim}, {str(model.dtype).removeprefix('torch.')} on {model.device_names}, "
-            f"reads {model.max_positions} tokens",
+            f"{model.name}: {architecture_of(model.config)}, {shape.layers} layers, {shape.q_heads} query and "
+            f"{shape.kv_heads} KV heads of {shape.head_dim}, {str(model.dtype).removeprefix('torch.')} on "
+            f"{model.device_names}, reads {model.max_positions} tokens",
         )
+        findings.fact("family", describe_family(model.config.model_type))
+        findings.fact("layers", describe_layers(model.kinds, model.wired, len(model.states.recurrent)))
         heads = len(profile.retrieval_heads)
         size = f"chunks of {settings.chunk_tokens or profile.chunk_tokens} tokens in blocks of {profile.block}"
         if heads:

@@ -615,7 +615,7 @@ def _make_pooled_decoder(model: DecoderModel, budget: int) -> PooledDecoder:
 def _check_paging(graph_decoder: GraphDecoder | None, settings: Settings) -> None:
     """Raise ConfigError where no block could be read in place."""
     if graph_decoder is None:
-        raise ConfigError("RAGKV_PAGED needs one GPU, with RAGKV_GRAPHS on; unset it")
+        raise ConfigError("RAGKV_PAGED needs one GPU, RAGKV_GRAPHS on, and a model made as Llama is; unset it")
     if not settings.gpu_bytes:
         raise ConfigError("RAGKV_PAGED reads blocks in GPU memory; set RAGKV_GPU_BYTES, or unset it")
 

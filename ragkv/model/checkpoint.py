@@ -38,7 +38,7 @@ class LoadedCheckpoint:
     """A model in memory.
 
     Attributes:
-        weights: a *ForCausalLM in eval mode.
+        weights: a *ForCausalLM in eval mode; of a model that reads images, too, its text part.
         tokenizer: its tokenizer.
         profile: its profile.
         name: the last part of its source, and its adapter.

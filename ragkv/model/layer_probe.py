@@ -7,9 +7,9 @@ given. Then each layer runs up to its attention, on a few random rows.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ragkv.errors import ModelUnsupported
 from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, rotary_name, run_block
+from ragkv.model.packed_heads import PackedHeads, stored_heads
 from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotation
 from ragkv.model.rotation_probe import SAMPLES, Codes, Turning, arrange, explains, find_turning, make_codes
@@ -130,47 +131,57 @@ def read_layers(weights: Any) -> OwnLayers:
     for number, (block, named) in enumerate(zip(body.layers, recorded.layers, strict=True)):
         mask, turned = named.pop("attention_mask", None), named.pop("position_embeddings", None)
         with _of_layer(number):
-            if (other := _recurrent(block, named, body.config.hidden_size)) is not None:
+            if (other := _recurrent(block, named, body)) is not None:
                 recurrent[-1].append(other)
                 continue
             if id(mask) not in windows:
                 windows[id(mask)] = find_window(mask, farthest)
             given = {**_constants(named), "attention_mask": None}
-            heads, rotation, width = _read_heads(block, given, turned, recorded, body.config.hidden_size)
+            heads, rotation, still = _read_heads(block, given, turned, recorded, body)
             kinds.append(_kind(heads, rotations.setdefault(rotation, len(rotations)), windows[id(mask)]))
         shapes.append((heads.q.shape[1], heads.k.shape[1], heads.q.shape[3]))
-        bodies.append(OwnLayer(block, given, rotation, width))
+        bodies.append(OwnLayer(block, given, rotation, still))
         recurrent.append([])
-    if len(set(shapes)) > 1:
-        words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
-        raise ModelUnsupported(f"its layers differ in their heads ({words}), so their KV is not stored in one form")
     if not bodies:
         raise ModelUnsupported("no layer of the model has attention, so there are no keys to store")
-    found = tuple(map(tuple, recurrent)) if any(recurrent) else ()
-    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), Shape(len(bodies), *shapes[0]), found)
+    shape, found = _shape(shapes), tuple(map(tuple, recurrent)) if any(recurrent) else ()
+    packed = [PackedHeads(kv, d, (shape.kv_heads, shape.head_dim)) for _, kv, d in shapes]
+    alike = len(set(shapes)) == 1
+    kinds = kinds if alike else [replace(kind, packed=each) for kind, each in zip(kinds, packed, strict=True)]
+    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), shape, found)
+
+
+def _shape(shapes: Sequence[tuple[int, int, int]]) -> Shape:
+    """Return the form in which rows are stored, for layers of these query heads, kv heads and head sizes."""
+    stored, queries = stored_heads([(kv, d) for _, kv, d in shapes]), {heads for heads, _, _ in shapes}
+    if stored is None or len(queries) > 1 or max(queries) % stored[0]:
+        words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
+        raise ModelUnsupported(f"its layers differ in their heads ({words}), and rows of one form cannot hold them")
+    return Shape(len(shapes), max(queries), *stored)
 
 
 def _read_heads(
-    block: Any, given: Mapping[str, Any], turned: Any, recorded: _Recorded, size: int
-) -> tuple[_Heads, Rotation, int]:
-    """Return what a layer hands to its attention, how it turns keys, and how many cos and sin it takes for that.
+    block: Any, given: Mapping[str, Any], turned: Any, recorded: _Recorded, body: Any
+) -> tuple[_Heads, Rotation, Tensor | None]:
+    """Return what a layer hands to its attention, how it turns keys, and the cos that turns nothing, if it takes any.
 
     Args:
         block: the layer.
         given: what else the model passes to it by name.
         turned: the cos and sin that it is given; None in a model whose keys do not turn.
         recorded: what the model's forward gave and asked.
-        size: entries of a row.
+        body: the decoder.
     """
+    rows = _samples(block, body)
     if turned is None:
-        heads = _coded(block, _samples(block, size), given, None)
-        return heads, Rotation(table=(-1,) * heads.q.shape[3]), 0
+        heads = _coded(block, rows, given, None)
+        return heads, Rotation(table=(-1,) * heads.q.shape[3]), None
     codes = make_codes(_width(turned))
-    heads = _coded(block, _samples(block, size), given, codes)
-    return heads, _rotation(heads, codes, recorded, turned), codes.cos.shape[1]
+    heads = _coded(block, rows, given, codes)
+    return heads, _rotation(heads, codes, recorded, turned), rows.new_ones(1, 1, codes.cos.shape[1])
 
 
-def _recurrent(block: Any, named: Mapping[str, Any], size: int) -> RecurrentLayer | None:
+def _recurrent(block: Any, named: Mapping[str, Any], body: Any) -> RecurrentLayer | None:
     """Return a layer that has a state and no attention; None for one that has attention.
 
     Raises ModelUnsupported for one that has both.
@@ -185,7 +196,7 @@ def _recurrent(block: Any, named: Mapping[str, Any], size: int) -> RecurrentLaye
     made, state = RecurrentLayer(block, given), RecurrentState()
     with attending(seen), suppress(Stop):
         try:
-            _, state = made(_samples(block, size)[0], state)
+            _, state = made(_samples(block, body)[0], state)
         except (TypeError, AttributeError):
             if not attended:
                 return None
@@ -229,7 +240,8 @@ def _constants(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a layer is given, apart from positions, if that is the same for all rows."""
     constants = {name: value for name, value in named.items() if name != "position_ids"}
     for name, value in constants.items():
-        if not isinstance(value, bool | int | float | str | None):
+        empty = isinstance(value, Mapping) and not value  # of KV that layers share, where none do
+        if not (empty or isinstance(value, bool | int | float | str | None)):
             raise ModelUnsupported(f"it is given {name}, which is not understood")
     return constants
 
@@ -276,10 +288,11 @@ def find_window(mask: Callable[..., Tensor] | None, farthest: int) -> int | None
     return None if counts[0] > farthest else counts[0]
 
 
-def _samples(block: Any, size: int) -> Tensor:
-    """Draw rows [S, 1, size]."""
-    generator, parameter = torch.Generator().manual_seed(0), next(block.parameters())
-    return torch.randn(SAMPLES, 1, size, generator=generator).to(parameter)
+def _samples(block: Any, body: Any) -> Tensor:
+    """Draw rows [S, 1, hidden], on a layer's device."""
+    generator, device = torch.Generator().manual_seed(0), next(block.parameters()).device
+    rows = torch.randn(SAMPLES, 1, body.config.hidden_size, generator=generator)
+    return rows.to(device, body.embed_tokens.weight.dtype)  # a layer's weights may be in FP8
 
 
 def _coded(block: Any, hidden: Tensor, given: Mapping[str, Any], codes: Codes | None) -> _Heads:

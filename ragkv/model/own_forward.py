@@ -25,6 +25,7 @@ from transformers.masking_utils import eager_mask
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from ragkv.errors import ModelUnsupported
+from ragkv.kernels.attention import index_to_device
 from ragkv.model.layer_bodies import Attend
 from ragkv.model.rotary import Rotation
 
@@ -125,11 +126,19 @@ def check_parts(weights: Any) -> None:
         raise ModelUnsupported(f"{type(weights).__name__} is not supported: it has no {', '.join(lacking)}")
 
 
+class _Rows(MoeModelOutputWithPast):  # type: ignore[misc]  # transformers has no types
+    """Rows behind the last norm, as a decoder returns them. Whatever else a family's decoder returns is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class _Given(nn.Module):
     """Stands where a *ForCausalLM has its decoder, and returns the rows that it is given."""
 
-    def forward(self, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> _Rows:
+        return _Rows(last_hidden_state=inputs_embeds)
 
 
 class OwnEnds:
@@ -161,20 +170,19 @@ class OwnEnds:
 class OwnLayer:
     """A decoder layer that runs by its own forward."""
 
-    def __init__(self, block: Any, given: Mapping[str, Any], rotation: Rotation, width: int):
+    def __init__(self, block: Any, given: Mapping[str, Any], rotation: Rotation, still: Tensor | None):
         """Wrap a layer of transformers.
 
         Args:
             block: the layer.
             given: what the model passes to it by name, apart from positions and rotation.
             rotation: its rotation.
-            width: entries of the cos and sin that it takes; 0 where it takes none.
+            still: [1, 1, n]. Ones: the cos that turns nothing, in the model's dtype and on the layer's device; None
+                where it takes no cos and sin.
         """
-        parameter = next(block.parameters())
-        device, dtype = parameter.device, parameter.dtype
         self._block, self._given = block, dict(given)
-        still = torch.ones(1, 1, width, dtype=dtype, device=device)
-        self._still = (still, 0 * still) if width else None
+        self._still = None if still is None else (still, torch.zeros_like(still))
+        device = next(block.parameters()).device
         self._order = None if rotation.order is None else torch.tensor(rotation.order, device=device)
 
     def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -200,7 +208,8 @@ class OwnLayer:
             turned = (self._still[0].expand(1, len(hidden), -1), self._still[1].expand(1, len(hidden), -1))
         try:
             with attending(attend_heads):
-                x = run_block(self._block, hidden[None], positions[None].to(hidden.device), turned, self._given)[0]
+                at = index_to_device(positions, hidden.device)[None]
+                x = run_block(self._block, hidden[None], at, turned, self._given)[0]
         except Stop:
             return hidden[:0]
         return x if kept is None else x[kept]

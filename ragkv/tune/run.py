@@ -19,12 +19,13 @@ from ragkv.bench.quality import ask_all
 from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.engine.calibration import NeedleSetParams, calibrate, needle_sets
 from ragkv.engine.registry import FULL
-from ragkv.errors import InputError
+from ragkv.errors import InputError, ModelUnsupported
 from ragkv.model.checkpoint import LoadedCheckpoint, load_checkpoint
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import Profile, load_profile
 from ragkv.model.prompt import Prompt
 from ragkv.model.source import ModelSource
+from ragkv.model.supported import WIRED, architecture_of, is_wired
 from ragkv.tune.contexts import Chunk, Mixture, ProseSource, Source, TextPassage
 from ragkv.tune.given import GivenQuestion, given_source
 from ragkv.tune.needles import NeedleSource
@@ -132,6 +133,7 @@ def _train(
 ) -> TunedAdapter:
     """Train and save the adapter."""
     loaded = load_checkpoint(replace(run.source, adapter=""), run.device, "auto", None, run.cache)
+    _check_trainable(loaded.weights.config)
     profile = _profile(run, loaded)
     prompt = Prompt(loaded.tokenizer, profile)
     maker = RowMaker(loaded.tokenizer, prompt, profile.block, loaded.tokenizer.eos_token_id, run.options.drop)
@@ -170,6 +172,15 @@ def answer_fully(model: DecoderModel, chunks: Sequence[Chunk], question: str) ->
     return ask_all(model, [asked], [FULL], lambda *far: None)[0].answer
 
 
+def _check_trainable(config: Any) -> None:
+    """Raise ModelUnsupported for a model whose rows would be trained without its windows, caps or multipliers."""
+    if not is_wired(config):
+        known = ", ".join(name.removesuffix("ForCausalLM") for name in WIRED)
+        raise ModelUnsupported(
+            f"{architecture_of(config)} cannot be tuned; models that can, with full attention: {known}"
+        )
+
+
 def _profile(run: TuneRun, loaded: LoadedCheckpoint) -> Profile:
     """Return the profile that the rows are made with: that of the adapter that is gone on from, else the model's."""
     adapter = Path(run.source.adapter) / "profile.json"
@@ -182,6 +193,7 @@ def _profile(run: TuneRun, loaded: LoadedCheckpoint) -> Profile:
 def _calibrated(run: TuneRun, source: ModelSource, progress: Progress) -> DecoderModel:
     """Return the model with its retrieval heads, which are looked for where they are not known."""
     model = DecoderModel.load(source, run.device, "auto", None, run.cache)
+    _check_trainable(model.config)
     if model.profile.retrieval_heads and source.adapter == run.source.adapter:
         return model
     sets = needle_sets(model, run.calibration)

@@ -23,6 +23,7 @@ from ragkv.catalog import Catalog
 from ragkv.cli import run
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import Document
+from tests import families
 from tests.engine.test_self_test import Relative, broken
 from tests.forked import forked
 from tests.ingest.formats.packages import xlsx
@@ -597,6 +598,19 @@ def test_the_doctor_finds_nothing_wrong_where_nothing_is(ragkv: Program, data: P
         words in done.out
         for words in ("LlamaForCausalLM", "2 documents, 2 chunks", "all 2 chunks have", "fresh", "reuse      qualified")
     )
+    assert "family     Llama: tested; answers are measured" in done.out
+
+
+def test_the_doctor_says_what_a_models_layers_mean(
+    ragkv: Program, tmp_path: Path, model: DecoderModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = families.model("gemma3_text")
+    other = DecoderModel(families.weights("gemma3_text"), model.tokenizer, windows.profile, "gemma")
+    monkeypatch.setattr(DecoderModel, "load", lambda *_: other)
+    done = ragkv("doctor", "--data", tmp_path)
+    assert "family     Gemma 3: tested; answers are not measured" in done.out
+    assert "run by their own forward, without recorded graphs and pool; 5 of 6 see the last 8 tokens; " in done.out
+    assert "sparse policies act in 1 of 6 layers" in done.out
 
 
 def test_the_doctor_says_why_a_model_must_not_reuse(

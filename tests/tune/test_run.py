@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 
 from ragkv.engine.calibration import NeedleSetParams
-from ragkv.errors import InputError
+from ragkv.errors import InputError, ModelUnsupported
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.source import ModelSource
 from ragkv.tune.contexts import TextPassage
 from ragkv.tune.given import GivenQuestion
 from ragkv.tune.report import METHODS, Measured, ReportRow, needs_repair
 from ragkv.tune.run import TuneRun, split_documents, tune
+from tests import families
 from tests.tune.test_training import OPTIONS
 from tests.tune.tiny_folder import passages, tiny_folder
 
@@ -100,3 +102,13 @@ def test_a_profile_asks_for_repair_where_answers_need_it(unrepaired: float, need
     scores = {"full": 0.82, "reuse": 0.7, "scout:repair=kept": 0.80, "scout:repair=none": unrepaired}
     rows = tuple(ReportRow("after", name, 10, f1, f1, f1, 1.0, 0.0) for name, f1 in scores.items())
     assert needs_repair(Measured(rows, {})) is needed
+
+
+def test_a_model_whose_layers_are_not_made_as_llamas_is_refused(folder: Path, tmp_path: Path) -> None:
+    """It would be trained without its windows, soft caps and multipliers."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    families.weights("granite", vocab_size=len(tokenizer), num_hidden_layers=2).save_pretrained(tmp_path / "granite")
+    tokenizer.save_pretrained(tmp_path / "granite")
+    run = TuneRun(ModelSource(str(tmp_path / "granite")), tmp_path / "out", OPTIONS, device="cpu")
+    with pytest.raises(ModelUnsupported, match="GraniteForCausalLM cannot be tuned"):
+        tune(run, passages(24), (), lambda line: None, lambda *far: None)
