@@ -32,7 +32,7 @@ BYTES_PER_WEIGHT = 2
 """Converted weights are bfloat16. Four- to eight-bit weights lose nothing that matters: a scale of a GGUF block has 11
 bits and a quantised number at most 8, and bfloat16 keeps 8. Weights of 16 or 32 bits are rounded."""
 
-_FREQUENCIES = "rope_freqs.weight"
+_FREQUENCIES, _LONG_ROPE = "rope_freqs.weight", "rope_factors"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """RoPE scaling of Llama 3.1 to 3.3. A GGUF file holds only what follows from it, one divisor a frequency."""
 
@@ -127,11 +127,13 @@ def _check_architecture(source: Path, reader: GGUFReader) -> str:
     scaling = _value(reader, f"{name}.rope.scaling.type") or "none"
     if scaling not in ("none", *ARCHITECTURES[name].scaled):
         raise ModelUnsupported(f"{source}: its RoPE scaling {scaling!r} is not read; use the model's original folder")
+    if any(tensor.name.startswith(_LONG_ROPE) for tensor in reader.tensors):
+        raise ModelUnsupported(f"{source}: its RoPE depends on the prompt's length, so stored keys cannot be re-used")
     return name
 
 
 def _complete(source: Path, config: Any, reader: GGUFReader, architecture: str) -> None:
-    """Set what transformers leaves out: head size, scaled RoPE, no window where the file names none."""
+    """Set what transformers leaves out: sizes of heads and experts, scaled RoPE, no window where the file has none."""
     if size := _value(reader, f"{architecture}.attention.key_length"):
         config.head_dim = int(size)
     if not _value(reader, f"{architecture}.attention.sliding_window"):
@@ -145,6 +147,8 @@ def _complete(source: Path, config: Any, reader: GGUFReader, architecture: str) 
         if expected.shape != given.shape or not torch.allclose(expected, given, rtol=1e-3):
             raise ModelUnsupported(f"{source}: its RoPE frequencies are not Llama 3's; use the model's original folder")
         config.rope_parameters = {"rope_type": "llama3", "rope_theta": theta, **rope}
+    if size := _value(reader, f"{architecture}.expert_feed_forward_length"):
+        config.moe_intermediate_size = int(size)
     if architecture in ("gemma2", "gemma3"):
         _complete_gemma(config, reader, architecture)
     config.architectures, config.dtype = [ARCHITECTURES[architecture].model], "bfloat16"
