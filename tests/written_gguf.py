@@ -15,6 +15,8 @@ from tests import tiny
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = (("t", "h"), ("th", "e"), ("Ġ", "t"), ("Ġ", "the"), ("a", "r"), ("b", "o"), ("bo", "ur"), ("u", "r"))
 BOS, EOS = 1, 2
+OLDER = ("llama", "mistral", "qwen2", "qwen3")
+"""Architectures whose names and forms stand here, and not in gguf's table."""
 
 _TENSORS = {
     "model.embed_tokens": "token_embd",
@@ -76,6 +78,26 @@ def tensors(model, architecture: str) -> dict[str, np.ndarray]:
     return found
 
 
+def converted(model, architecture: str) -> dict[str, np.ndarray]:
+    """The weights as llama.cpp's converter writes those of newer architectures: under its names, in its form."""
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    table, found = gguf.get_tensor_name_map(number, model.config.num_hidden_layers), {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        parts = {name: tensor.float()}
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = tensor.float().chunk(2, 1)
+            parts = {name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
+        for part, data in parts.items():
+            stem, _, suffix = part.rpartition(".")
+            stored = f"{table.get_name(stem)}.{suffix}" if table.get_name(stem) else f"{table.get_name(part)}.weight"
+            if architecture in ("gemma2", "gemma3") and stem.endswith("norm"):
+                data = data + 1
+            found[stored] = (data[:, 0] if stem.endswith("conv.conv") else data).numpy()
+    return found
+
+
 def write_gguf(
     path: Path,
     model,
@@ -93,7 +115,7 @@ def write_gguf(
         model: a *ForCausalLM.
         architecture: as llama.cpp calls it.
         quantised: type of matrices; None for float32.
-        metadata: more values, strings or numbers; they win over the usual ones.
+        metadata: more values, strings, numbers or lists; they win over the usual ones.
         changed: tensors that replace or join those of the model; None removes one.
         types: types of single tensors, other than `quantised`.
     """
@@ -104,11 +126,17 @@ def write_gguf(
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_key_length(config.head_dim)
+    if f"{architecture}.attention.head_count_kv" not in (metadata or {}):
+        writer.add_head_count_kv(config.num_key_value_heads)
+    for name in ("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps"):
+        if hasattr(config, name):
+            plain = name in ("norm_epsilon", "layer_norm_eps")
+            (writer.add_layer_norm_eps if plain else writer.add_layer_norm_rms_eps)(getattr(config, name))
+    rope, head_dim = config.rope_parameters, config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or head_dim
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(vocabulary())
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(vocabulary()) - len(SPECIAL)))
@@ -116,9 +144,10 @@ def write_gguf(
     writer.add_bos_token_id(BOS)
     writer.add_eos_token_id(EOS)
     for key, value in (metadata or {}).items():
-        add = writer.add_string if isinstance(value, str) else writer.add_uint32
-        add(key, value)
-    for name, data in {**tensors(model, architecture), **(changed or {})}.items():
+        kinds = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}
+        kinds.get(type(value), writer.add_uint32)(key, value)
+    given = tensors(model, architecture) if architecture in OLDER else converted(model, architecture)
+    for name, data in {**given, **(changed or {})}.items():
         if data is None:
             continue
         kind = (types or {}).get(name, quantised)

@@ -165,10 +165,9 @@ def calibrate(
         The profile with block, retrieval heads, reach, cap and stable layers filled in, and the measured scores.
 
     Raises:
-        InputError: There are no questions.
+        InputError: There are no questions, or queries cannot be compared with stored keys.
     """
-    if not any(each.questions for each in sets):
-        raise InputError("no question could be made of these documents; give more or longer ones")
+    _check(model, sets)
     model = _with_block(model, params.block or model.profile.block)
     prefiller, finder = Prefiller(model, model.prompt.prefix), evidence(model) if evidence else None
     trials = [list[CalibrationTrial]() for _ in params.reaches]
@@ -195,6 +194,14 @@ def calibrate(
     )
     at_budgets = tuple(recall(found, heads, budget, params.power) for budget in params.budgets)
     return Calibration(profile, len(found), at_budgets, tuple(scores))
+
+
+def _check(model: DecoderModel, sets: Sequence[CalibrationSet]) -> None:
+    """Raise InputError where nothing can be measured."""
+    if not model.compares_heads:
+        raise InputError(f"{model.name} has no retrieval heads to find: stored keys are not the heads of its layers")
+    if not any(each.questions for each in sets):
+        raise InputError("no question could be made of these documents; give more or longer ones")
 
 
 def _encoded(

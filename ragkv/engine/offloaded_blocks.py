@@ -69,17 +69,18 @@ class OffloadedBlocks:
         left[list(which)] = False
         self._blocks[layer] = [self._blocks[layer][number] for number in left.nonzero()[:, 0].tolist()]
         self._keys[layer] = self._keys[layer][:, left.to(self._keys[layer].device)]
-        return cache.k(layer)[before:], cache.v(layer)[before:]
+        kind = self._model.kinds[layer]
+        return kind.unpack(cache.k(layer)[before:]), kind.unpack(cache.v(layer)[before:])
 
     def _points(self, layer: int) -> Tensor:
         """[Hkv, A, d]"""
-        blocks, cache = self._blocks[layer], self._stitch.cache
+        blocks, cache, kind = self._blocks[layer], self._stitch.cache, self._model.kinds[layer]
         device = cache.devices[layer]
         if not blocks:
-            return torch.empty(cache.shape.kv_heads, 0, cache.shape.head_dim, dtype=cache.dtype, device=device)
+            return kind.unpack(cache.k(layer)[:0]).transpose(0, 1)
         pieces = [self._sources[i].piece for i, _ in blocks]
         spans = [piece.span(block) for piece, (_, block) in zip(pieces, blocks, strict=True)]
         middles = [(i, (span[len(span) // 2],)) for (i, _), span in zip(blocks, spans, strict=True)]
         means = [piece.digest.mean_keys[layer, block] for piece, (_, block) in zip(pieces, blocks, strict=True)]
         stacked = torch.stack(means).to(device, cache.dtype)
-        return self._stitch.turned(layer, stacked, middles, self._angle).transpose(0, 1)
+        return kind.unpack(self._stitch.turned(layer, stacked, middles, self._angle)).transpose(0, 1)

@@ -131,20 +131,32 @@ class Prefiller:
         if done.capture is None:
             raise ValueError("the pass has captured nothing")
         here, captured = self.model.device, done.capture
-        queries, keys, values = ([each.to(here) for each in rows] for rows in (captured.q, captured.k, captured.v))
-        k, v = torch.stack(keys), torch.stack(values)
-        cache = done.cache
+        keys, values = ([each.to(here) for each in rows] for rows in (captured.k, captured.v))
+        queries = [self._compared(layer, q.to(here)) for layer, q in enumerate(captured.q)]
+        k, v, cache = torch.stack(keys), torch.stack(values), done.cache
         at_once = layers_at_once(len(tokens), cache.lengths[0], here)
 
         def rotated(layers: range) -> tuple[Tensor, Tensor]:
             stacked = torch.stack([cache.k(layer).to(here) for layer in layers])
-            rotary = self.model.rotaries(done.positions, layers)
-            return rotate(torch.stack([queries[layer] for layer in layers]), rotary), stacked
+            if self.model.turns_alike:
+                rotary = self.model.rotary(done.positions)
+                return rotate(torch.stack([queries[layer] for layer in layers]), rotary), stacked
+            return torch.stack([self._turned(layer, queries[layer], done.positions) for layer in layers]), stacked
 
         groups = (range(first, min(first + at_once, len(queries))) for first in range(0, len(queries), at_once))
         digest = build_digest(queries, k, map(rotated, groups), self.digest_params, scale=self.model.scale)
         states = tuple(each.to(here) for each in self.model.states.flat(cache.states or ()))
         return ChunkKV(tokens=tuple(tokens), k=k, v=v, digest=digest, states=states)
+
+    def _compared(self, layer: int, q: Tensor) -> Tensor:
+        """Return queries [T, Hq, d] of a layer as digests have them: 0 where stored keys are not the layer's heads."""
+        if self.model.kinds[layer].packed is None:
+            return q
+        return q.new_zeros(*q.shape[:2], self.model.shape.head_dim)
+
+    def _turned(self, layer: int, q: Tensor, positions: Tensor) -> Tensor:
+        """Apply a layer's RoPE to queries [T, Hq, d] as digests have them."""
+        return q if self.model.kinds[layer].packed else rotate(q, self.model.rotary(positions, layer).to(q.device))
 
     def new_state(self) -> SessionState:
         """Return the state of a session in which nothing was said yet."""

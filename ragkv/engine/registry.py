@@ -56,6 +56,9 @@ class FullPrefill:
 ALONE = ("multi-infllm",)
 """Methods that answer single questions only: they rotate keys to positions that depend on the question."""
 
+COMPARING = ("multi-infllm", "samkv-overwrite", "samkv-fusion")
+"""Methods that compare the queries of every layer with its stored keys."""
+
 DEFAULT = "scout"
 """The method where neither a request nor the settings name one. It needs no calibration (docs/results/quality.md)."""
 
@@ -139,6 +142,8 @@ def make_method(spec: str, model: DecoderModel) -> Method:
     """
     name, chosen = parse(spec, "method", _known_methods())
     method = METHODS[name]
+    if name in COMPARING and not model.compares_heads:
+        raise InputError(f"method {name} compares queries with stored keys, and layers of {model.name} differ in heads")
     if "attention" in chosen.get("evidence", ()) and not model.profile.retrieval_heads:
         raise NotCalibrated(
             f"attention as evidence needs the retrieval heads of {model.name}, which are not calibrated",

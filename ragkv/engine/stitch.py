@@ -129,7 +129,8 @@ class Stitch:
         else:
             places = [ChunkSpan(self.starts[0], start, self.end) for start in self.starts]
             at = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens in chunks])
-        return rotate(k, self._table(layer)[index_to_device(at, k.device)])
+        kind = self._model.kinds[layer]
+        return kind.pack(rotate(kind.unpack(k), self._table(layer)[index_to_device(at, k.device)]))
 
     def _table(self, layer: int) -> Rotary:
         """Return cos and sin of a layer, on its device."""

@@ -25,8 +25,8 @@ class ScoreTile:
 
     Attributes:
         rows: the queries.
-        keys: the keys that one of them sees, as a slice or as indices [m] on the CPU.
-        hidden: whether a key is hidden from a query [rows, m], on the CPU; None where none is.
+        keys: the keys that one of them sees, as a slice or as indices [m] on the device.
+        hidden: whether a key is hidden from a query [rows, m], on the device; None where none is.
     """
 
     rows: slice
@@ -45,12 +45,12 @@ def score_tiles(q_pos: Tensor, k_pos: Tensor, window: int | None, device: torch.
             seen &= k_pos > tile.min() - window
         index = seen.nonzero()[:, 0]
         first, last = int(index[0]), int(index[-1]) + 1
-        keys = slice(first, last) if last - first == index.shape[0] else index
-        here = k_pos[keys]
+        keys = slice(first, last) if last - first == index.shape[0] else index.to(device)
+        here = k_pos[index]
         hidden = here[None] > tile[:, None]
         if window is not None:
             hidden |= here[None] <= tile[:, None] - window
-        tiles.append(ScoreTile(rows, keys, hidden if bool(hidden.any()) else None))
+        tiles.append(ScoreTile(rows, keys, hidden.to(device) if bool(hidden.any()) else None))
     return tiles
 
 
@@ -78,18 +78,17 @@ def attend_scores(
     (_, q_heads, d), kv_heads = q.shape, k.shape[1]
     group, out = q_heads // kv_heads, torch.empty_like(q)
     for tile in tiles:
-        keys = tile.keys if isinstance(tile.keys, slice) else tile.keys.to(k.device)
         part = q[tile.rows]
         count = part.shape[0]
         # The query heads of a key/value head become rows of one product, so keys are read once.
         folded = (part * scale).view(count, kv_heads, group, d).permute(1, 2, 0, 3).reshape(kv_heads, -1, d)
-        scores = torch.bmm(folded, k[keys].permute(1, 2, 0)).view(kv_heads, group, count, -1)
+        scores = torch.bmm(folded, k[tile.keys].permute(1, 2, 0)).view(kv_heads, group, count, -1)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if tile.hidden is not None:
-            scores = scores.masked_fill(tile.hidden.to(q.device), float("-inf"))
+            scores = scores.masked_fill(tile.hidden, float("-inf"))
         shares = _softmax(scores, sinks).to(v.dtype).view(kv_heads, group * count, -1)
-        mixed = torch.bmm(shares, v[keys].transpose(0, 1))
+        mixed = torch.bmm(shares, v[tile.keys].transpose(0, 1))
         out[tile.rows] = mixed.view(kv_heads, group, count, d).permute(2, 0, 1, 3).reshape(count, q_heads, d)
     return out
 

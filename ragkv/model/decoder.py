@@ -240,15 +240,6 @@ class DecoderModel:
         cos, sin = compute(probe, rotation.positions(positions.to(self.device)), *rotation.arguments)
         return rotation.form(cos[0], sin[0])
 
-    def rotaries(self, positions: Tensor, layers: Sequence[int]) -> Rotary:
-        """Compute cos and sin of several layers at once: [T, d] where they are the same, else [G, T, d]."""
-        numbers = [self.kinds[layer].rotation for layer in layers]
-        found = {number: self.rotary(positions, layers[numbers.index(number)]) for number in dict.fromkeys(numbers)}
-        if len(found) == 1:
-            return found[numbers[0]]
-        each = [found[number] for number in numbers]
-        return Rotary(torch.stack([one.cos for one in each]), torch.stack([one.sin for one in each]))
-
     def rotary_tables(self, end: int) -> dict[tuple[int, torch.device], Rotary]:
         """Compute cos and sin of all positions before `end`, by rotation and device of the layers."""
         numbers = [kind.rotation for kind in self.kinds]
@@ -258,6 +249,11 @@ class DecoderModel:
     def states_of(self, tensors: Sequence[Tensor]) -> States:
         """Return stored tensors (`StateForm.flat`) as states, where the layers compute."""
         return self.states.states(tensors, self._layers.state_devices)
+
+    @property
+    def compares_heads(self) -> bool:
+        """Whether stored keys are the heads of every layer, so that queries can be compared with them."""
+        return all(kind.packed is None for kind in self.kinds)
 
     @property
     def turns_alike(self) -> bool:

@@ -35,8 +35,16 @@ FAMILIES = {
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3",
+    "gemma4_text": "Gemma 4",
     "gpt_oss": "gpt-oss",
     "exaone4": "EXAONE 4",
+    "qwen3_next": "Qwen 3 Next",
+    "qwen3_5_text": "Qwen 3.5",
+    "qwen3_5_moe_text": "Qwen 3.5 MoE",
+    "granitemoehybrid": "Granite 4 H",
+    "lfm2": "LFM 2",
+    "lfm2_moe": "LFM 2 MoE",
+    "olmo_hybrid": "OLMo Hybrid",
 }
 """Titles by transformers' `model_type`. Tests compare tiny random models of each with transformers' own forward."""
 MEASURED = {"llama", "qwen2"}
@@ -51,9 +59,17 @@ def describe_family(model_type: str) -> str:
     return f"{FAMILIES[model_type]}: tested; {measured}"
 
 
-def describe_layers(kinds: Sequence[LayerKind], wired: bool) -> str:
-    """Say what a model's layers mean for an answer, in one line."""
+def describe_layers(kinds: Sequence[LayerKind], wired: bool, states: int = 0) -> str:
+    """Say what a model's layers mean for an answer, in one line.
+
+    Args:
+        kinds: the layers with attention.
+        wired: whether ragkv's own code runs them.
+        states: how many more layers have a state in place of keys.
+    """
     words = ["run by ragkv's own code" if wired else "run by their own forward, without recorded graphs and pool"]
+    if states:
+        words.append(f"{states} of {states + len(kinds)} have a state, and no token is recomputed")
     windows = Counter(kind.window for kind in kinds if kind.window is not None)
     words += [f"{count} of {len(kinds)} see the last {window} tokens" for window, count in windows.items()]
     dense = sum(not kind.plain for kind in kinds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
+from ragkv.model.gguf_architectures import ARCHITECTURES, join_experts, own_names, restored
 from ragkv.model.gguf_tokenizer import save_tokenizer
 from ragkv.model.supported import first_line
 from ragkv.model.tied_weights import EMBEDDINGS, OUTPUT, tied_copy
@@ -31,24 +32,7 @@ BYTES_PER_WEIGHT = 2
 """Converted weights are bfloat16. Four- to eight-bit weights lose nothing that matters: a scale of a GGUF block has 11
 bits and a quantised number at most 8, and bfloat16 keeps 8. Weights of 16 or 32 bits are rounded."""
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-_PERMUTED = ("llama", "mistral")
-"""Architectures whose q and k rows llama.cpp stores in another order: pairs that RoPE rotates lie side by side."""
-_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_output": "self_attn.o_proj",
-    **{f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"},
-    **{f"attn_{each}_norm": f"self_attn.{each}_norm" for each in "qk"},
-    **{f"ffn_{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")},
-}
-_FREQUENCIES = "rope_freqs.weight"
+_FREQUENCIES, _LONG_ROPE = "rope_freqs.weight", "rope_factors"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """RoPE scaling of Llama 3.1 to 3.3. A GGUF file holds only what follows from it, one divisor a frequency."""
 
@@ -88,8 +72,11 @@ def convert(source: Path, folder: Path, opened: GGUFReader | None = None) -> Non
     _complete(source, config, reader, architecture)
     copy = tied_copy(reader)
     config.tie_word_embeddings = bool(copy) or _tensor(reader, OUTPUT) is None
-    tensors = dict(_tensors(source, reader, config, architecture, copy))
-    _check_tensors(source, tensors, config)
+    expected = _expected(config)
+    names = own_names(expected, architecture, config.num_hidden_layers)
+    tensors = dict(_tensors(source, reader, config, architecture, names, copy))
+    join_experts(tensors, expected)
+    _check_tensors(source, tensors, expected, config)
     _set_special_tokens(tokenizer, reader)
     save_tokenizer(tokenizer, _value(reader, "tokenizer.ggml.pre"), folder)
     _write_config(folder, config, reader)
@@ -133,18 +120,20 @@ def _value(reader: GGUFReader, key: str) -> Any:
 def _check_architecture(source: Path, reader: GGUFReader) -> str:
     """Return the architecture. Raises ModelUnsupported for one that cannot be converted or served."""
     name = str(_value(reader, "general.architecture"))
-    if name not in _ARCHITECTURES:
-        raise ModelUnsupported(f"{source}: architecture {name!r} is not supported; use {', '.join(_ARCHITECTURES)}")
-    if _value(reader, f"{name}.expert_count"):
-        raise ModelUnsupported(f"{source}: mixtures of experts are not supported; use a dense model")
+    if name not in ARCHITECTURES:
+        raise ModelUnsupported(f"{source}: architecture {name!r} is not supported; use {', '.join(ARCHITECTURES)}")
+    if _value(reader, f"{name}.expert_count") and not ARCHITECTURES[name].experts:
+        raise ModelUnsupported(f"{source}: experts of {name} are not supported; use a dense model, or qwen3moe")
     scaling = _value(reader, f"{name}.rope.scaling.type") or "none"
-    if scaling != "none":
+    if scaling not in ("none", *ARCHITECTURES[name].scaled):
         raise ModelUnsupported(f"{source}: its RoPE scaling {scaling!r} is not read; use the model's original folder")
+    if any(tensor.name.startswith(_LONG_ROPE) for tensor in reader.tensors):
+        raise ModelUnsupported(f"{source}: its RoPE depends on the prompt's length, so stored keys cannot be re-used")
     return name
 
 
 def _complete(source: Path, config: Any, reader: GGUFReader, architecture: str) -> None:
-    """Set what transformers leaves out: head size, scaled RoPE, no window where the file names none."""
+    """Set what transformers leaves out: sizes of heads and experts, scaled RoPE, no window where the file has none."""
     if size := _value(reader, f"{architecture}.attention.key_length"):
         config.head_dim = int(size)
     if not _value(reader, f"{architecture}.attention.sliding_window"):
@@ -158,7 +147,21 @@ def _complete(source: Path, config: Any, reader: GGUFReader, architecture: str) 
         if expected.shape != given.shape or not torch.allclose(expected, given, rtol=1e-3):
             raise ModelUnsupported(f"{source}: its RoPE frequencies are not Llama 3's; use the model's original folder")
         config.rope_parameters = {"rope_type": "llama3", "rope_theta": theta, **rope}
-    config.architectures, config.dtype = [_ARCHITECTURES[architecture]], "bfloat16"
+    if size := _value(reader, f"{architecture}.expert_feed_forward_length"):
+        config.moe_intermediate_size = int(size)
+    if architecture in ("gemma2", "gemma3"):
+        _complete_gemma(config, reader, architecture)
+    config.architectures, config.dtype = [ARCHITECTURES[architecture].model], "bfloat16"
+
+
+def _complete_gemma(config: Any, reader: GGUFReader, architecture: str) -> None:
+    """Set what llama.cpp knows of Gemma by the size of the model, and the scaled RoPE of its full layers."""
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    largest = layers == {"gemma2": 46, "gemma3": 62}[architecture]  # of 27 billion weights
+    config.query_pre_attn_scalar = config.hidden_size // heads if largest else config.head_dim
+    if _value(reader, f"{architecture}.rope.scaling.type") == "linear":
+        factor = float(_value(reader, f"{architecture}.rope.scaling.factor"))
+        config.rope_parameters["full_attention"] |= {"rope_type": "linear", "factor": factor}
 
 
 def _divisors(theta: float, size: int, rope: dict[str, float]) -> Tensor:
@@ -176,63 +179,48 @@ def _tensor(reader: GGUFReader, name: str) -> Any:
 
 
 def _tensors(
-    source: Path, reader: GGUFReader, config: Any, architecture: str, copy: str
+    source: Path, reader: GGUFReader, config: Any, architecture: str, names: Mapping[str, str], copy: str
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name that transformers uses and the weights in bfloat16, tensor by tensor, without the copy."""
     from gguf import dequantize
 
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for tensor in reader.tensors:
         if tensor.name in (_FREQUENCIES, copy):
             continue
+        # Of two copies, the finer one is the embeddings, whichever it is.
+        stored = EMBEDDINGS if copy and tensor.name == OUTPUT else str(tensor.name)
+        if stored not in names:
+            raise ModelUnsupported(f"{source}: tensor {stored} is of no supported architecture; use a plain model")
         try:
             weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         except NotImplementedError:
             kind = tensor.tensor_type.name
             raise ModelUnsupported(f"{source}: {kind} tensors cannot be read; use a Q4, Q5, Q6 or Q8 file") from None
         if not weights.isfinite().all():
-            raise ModelNotFound(f"{source} is damaged ({tensor.name} has no finite numbers); download it again")
-        kind = tensor.name.split(".")[-2]
-        if architecture in _PERMUTED and kind in heads:
-            weights = unpermute(weights, heads[kind])
-        name = EMBEDDINGS if copy and tensor.name == OUTPUT else tensor.name
-        yield _name(source, name), weights.to(torch.bfloat16).contiguous()
+            raise ModelNotFound(f"{source} is damaged ({stored} has no finite numbers); download it again")
+        weights = restored(weights, names[stored], stored, architecture, config)
+        yield names[stored], weights.to(torch.bfloat16).contiguous()
 
 
-def unpermute(weights: Tensor, heads: int) -> Tensor:
-    """Return q or k rows in the order of transformers.
-
-    Args:
-        weights: [heads * d, in] or [heads * d]. Rows 2i and 2i + 1 of a head are rotated together; transformers rotates
-            rows i and i + d/2.
-        heads: query heads of q, kv heads of k.
-    """
-    halves = weights.reshape(heads, -1, 2, *weights.shape[1:])
-    return halves.transpose(1, 2).reshape(weights.shape)
-
-
-def _name(source: Path, name: str) -> str:
-    parts = name.split(".")
-    if len(parts) == 2 and parts[0] in _NAMES:
-        return f"{_NAMES[parts[0]]}.{parts[1]}"
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
-    raise ModelUnsupported(f"{source}: tensor {name} is of no supported architecture; use a plain dense model")
-
-
-def _check_tensors(source: Path, tensors: dict[str, Tensor], config: Any) -> None:
-    """Check names and shapes against an empty model of the same configuration. Raises ModelNotFound."""
+def _expected(config: Any) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the weights of an empty model of this configuration."""
     # In the present default dtype: another one would be set for the whole process meanwhile.
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.get_default_dtype())
-    expected = {name: tuple(each.shape) for name, each in model.state_dict().items()}
-    if config.tie_word_embeddings:
-        expected.pop("lm_head.weight", None)
-    found = {name: tuple(each.shape) for name, each in tensors.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            shapes = f"{found.get(name, 'none')} in place of {expected.get(name, 'none')}"
-            raise ModelNotFound(f"{source}: {name} has shape {shapes}; the file does not fit its own metadata")
+    return {name: tuple(each.shape) for name, each in model.state_dict().items()}
+
+
+def _check_tensors(
+    source: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], config: Any
+) -> None:
+    """Check names and shapes against those of an empty model of the same configuration. Raises ModelNotFound."""
+    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        if config.tie_word_embeddings and name == "lm_head.weight":
+            continue
+        if expected.get(name) != shapes.get(name):
+            differ = f"{shapes.get(name, 'none')} in place of {expected.get(name, 'none')}"
+            raise ModelNotFound(f"{source}: {name} has shape {differ}; the file does not fit its own metadata")
 
 
 def _set_special_tokens(tokenizer: Any, reader: GGUFReader) -> None:

@@ -7,7 +7,7 @@ given. Then each layer runs up to its attention, on a few random rows.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from ragkv.errors import ModelUnsupported
 from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, rotary_name, run_block
+from ragkv.model.packed_heads import PackedHeads, stored_heads
 from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotation
-from ragkv.model.rotation_probe import SAMPLES, Codes, arrange, explains, find_turning, make_codes
+from ragkv.model.rotation_probe import SAMPLES, Codes, Turning, arrange, explains, find_turning, make_codes
 from ragkv.types import Shape
 
 TOKENS = 8
@@ -65,10 +66,17 @@ class _Heads:
 
 @dataclass
 class _Recorded:
-    """What a model's forward gives to its layers, by name, and what it asks of its rotary module, with the answers."""
+    """What a model's forward gives to its layers, by name, and what it asks of its rotary module, with the answers.
+
+    Attributes:
+        layers: what each layer is given.
+        rotations: what the rotary module was asked (see `Rotation`), and what it answered.
+        known: how layers were found to turn their queries and keys.
+    """
 
     layers: list[dict[str, Any]] = field(default_factory=list)
     rotations: list[tuple[int, tuple[Any, ...], Any]] = field(default_factory=list)
+    known: list[tuple[Turning, Rotation]] = field(default_factory=list)
 
 
 class _RecordingLayer(nn.Module):
@@ -135,19 +143,28 @@ def read_layers(weights: Any) -> OwnLayers:
         shapes.append((heads.q.shape[1], heads.k.shape[1], heads.q.shape[3]))
         bodies.append(OwnLayer(block, given, rotation, still))
         recurrent.append([])
-    if len(set(shapes)) > 1:
-        words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
-        raise ModelUnsupported(f"its layers differ in their heads ({words}), so their KV is not stored in one form")
     if not bodies:
         raise ModelUnsupported("no layer of the model has attention, so there are no keys to store")
-    found = tuple(map(tuple, recurrent)) if any(recurrent) else ()
-    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), Shape(len(bodies), *shapes[0]), found)
+    shape, found = _shape(shapes), tuple(map(tuple, recurrent)) if any(recurrent) else ()
+    packed = [PackedHeads(kv, d, (shape.kv_heads, shape.head_dim)) for _, kv, d in shapes]
+    alike = len(set(shapes)) == 1
+    kinds = kinds if alike else [replace(kind, packed=each) for kind, each in zip(kinds, packed, strict=True)]
+    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), shape, found)
+
+
+def _shape(shapes: Sequence[tuple[int, int, int]]) -> Shape:
+    """Return the form in which rows are stored, for layers of these query heads, kv heads and head sizes."""
+    stored, queries = stored_heads([(kv, d) for _, kv, d in shapes]), {heads for heads, _, _ in shapes}
+    if stored is None or len(queries) > 1 or max(queries) % stored[0]:
+        words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
+        raise ModelUnsupported(f"its layers differ in their heads ({words}), and rows of one form cannot hold them")
+    return Shape(len(shapes), max(queries), *stored)
 
 
 def _read_heads(
     block: Any, given: Mapping[str, Any], turned: Any, recorded: _Recorded, body: Any
 ) -> tuple[_Heads, Rotation, Tensor | None]:
-    """Return what a layer hands to its attention, how it turns keys, and the cos [1, 1, n] that turns nothing.
+    """Return what a layer hands to its attention, how it turns keys, and the cos that turns nothing, if it takes any.
 
     Args:
         block: the layer.
@@ -156,14 +173,13 @@ def _read_heads(
         recorded: what the model's forward gave and asked.
         body: the decoder.
     """
+    rows = _samples(block, body)
     if turned is None:
-        heads = _coded(block, _samples(block, body, 1), given, None)
+        heads = _coded(block, rows, given, None)
         return heads, Rotation(table=(-1,) * heads.q.shape[3]), None
     codes = make_codes(_width(turned))
-    rows = _samples(block, body, len(codes.cos))
     heads = _coded(block, rows, given, codes)
-    rotation = _rotation(heads, codes, _asked(recorded, turned), turned)
-    return heads, rotation, rows.new_ones(1, 1, codes.cos.shape[1])
+    return heads, _rotation(heads, codes, recorded, turned), rows.new_ones(1, 1, codes.cos.shape[1])
 
 
 def _recurrent(block: Any, named: Mapping[str, Any], body: Any) -> RecurrentLayer | None:
@@ -181,7 +197,7 @@ def _recurrent(block: Any, named: Mapping[str, Any], body: Any) -> RecurrentLaye
     made, state = RecurrentLayer(block, given), RecurrentState()
     with attending(seen), suppress(Stop):
         try:
-            _, state = made(_samples(block, body, 1)[0], state)
+            _, state = made(_samples(block, body)[0], state)
         except (TypeError, AttributeError):
             if not attended:
                 return None
@@ -225,7 +241,8 @@ def _constants(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a layer is given, apart from positions, if that is the same for all rows."""
     constants = {name: value for name, value in named.items() if name != "position_ids"}
     for name, value in constants.items():
-        if not isinstance(value, bool | int | float | str | None):
+        empty = isinstance(value, Mapping) and not value  # of KV that layers share, where none do
+        if not (empty or isinstance(value, bool | int | float | str | None)):
             raise ModelUnsupported(f"it is given {name}, which is not understood")
     return constants
 
@@ -272,50 +289,61 @@ def find_window(mask: Callable[..., Tensor] | None, farthest: int) -> int | None
     return None if counts[0] > farthest else counts[0]
 
 
-def _samples(block: Any, body: Any, codes: int) -> Tensor:
-    """Draw rows [S, C, hidden] that are the same under each code, on a layer's device."""
+def _samples(block: Any, body: Any) -> Tensor:
+    """Draw rows [S, 1, hidden], on a layer's device."""
     generator, device = torch.Generator().manual_seed(0), next(block.parameters()).device
     rows = torch.randn(SAMPLES, 1, body.config.hidden_size, generator=generator)
-    rows = rows.to(device, body.embed_tokens.weight.dtype)  # a layer's weights may be in FP8
-    return rows.expand(-1, codes, -1).contiguous()
+    return rows.to(device, body.embed_tokens.weight.dtype)  # a layer's weights may be in FP8
 
 
 def _coded(block: Any, hidden: Tensor, given: Mapping[str, Any], codes: Codes | None) -> _Heads:
-    """Run a layer up to its attention, on rows [S, C, hidden], each under its code; None gives it no cos and sin."""
+    """Run a layer up to its attention, on rows [S, 1, hidden], under each code; None gives it no cos and sin.
+
+    Each code has a call of its own: products of the same rows differ in their last bits where they stand in a matrix.
+    """
     found: list[_Heads] = []
 
     def seen(query: Tensor, key: Tensor, value: Tensor, given: Mapping[str, Any]) -> Tensor:
         found.append(_Heads(query, key, value, given))
         raise Stop
 
-    turned = None
-    if codes is not None:
-        turned = (
-            codes.cos.to(hidden).expand(hidden.shape[0], -1, -1),
-            codes.sin.to(hidden).expand(hidden.shape[0], -1, -1),
-        )
     positions = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
-    with attending(seen), suppress(Stop):
-        run_block(block, hidden, positions, turned, given)
-    if not found:
+    pairs = [None] if codes is None else list(zip(codes.cos.to(hidden), codes.sin.to(hidden), strict=True))
+    for pair in pairs:
+        turned = None if pair is None else tuple(each.expand(*hidden.shape[:2], -1) for each in pair)
+        with attending(seen), suppress(Stop):
+            run_block(block, hidden, positions, turned, given)
+    if len(found) != len(pairs):
         raise ModelUnsupported("it has no attention whose keys could be stored")
-    return found[0]
+    q, k, v = (torch.cat(each, 2) for each in zip(*((one.q, one.k, one.v) for one in found), strict=True))
+    return _Heads(q, k, v, found[0].given)
 
 
-def _rotation(
-    heads: _Heads, codes: Codes, asked: tuple[int, tuple[Any, ...]], turned: tuple[Tensor, Tensor]
-) -> Rotation:
-    """Return how a layer turns queries and keys, from what its attention got under each code."""
+def _rotation(heads: _Heads, codes: Codes, recorded: _Recorded, turned: tuple[Tensor, Tensor]) -> Rotation:
+    """Return how a layer turns queries and keys, from what its attention got under each code.
+
+    A layer with dimensions that are always 0 may turn in several ways: as an earlier one does, if that is one of them.
+    """
     q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
-    turning = find_turning(q[: 4 * SAMPLES], codes)
+    planes, arguments = _asked(recorded, turned)
     values_stay = torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
+    for known, found in recorded.known:
+        if (
+            (found.planes, found.arguments) == (planes, arguments)
+            and explains(known, q, codes)
+            and explains(known, k, codes)
+            and values_stay
+        ):
+            return found
+    turning = find_turning(torch.cat([q[: 4 * SAMPLES], k[: 4 * SAMPLES]]), codes)
     if turning is None or not (explains(turning, q, codes) and explains(turning, k, codes) and values_stay):
         raise ModelUnsupported("it does not turn pairs of its queries' and keys' dimensions, and nothing else")
-    planes, arguments = asked
     rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
     if rotation is None:
         raise ModelUnsupported("its dimensions do not turn in pairs by one angle each")
-    return replace(rotation, planes=planes)
+    rotation = replace(rotation, planes=planes)
+    recorded.known.append((turning, rotation))
+    return rotation
 
 
 def _kind(heads: _Heads, rotation: int, window: int | None) -> LayerKind:

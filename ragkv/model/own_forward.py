@@ -25,6 +25,7 @@ from transformers.masking_utils import eager_mask
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from ragkv.errors import ModelUnsupported
+from ragkv.kernels.attention import index_to_device
 from ragkv.model.layer_bodies import Attend
 from ragkv.model.rotary import Rotation
 
@@ -125,11 +126,19 @@ def check_parts(weights: Any) -> None:
         raise ModelUnsupported(f"{type(weights).__name__} is not supported: it has no {', '.join(lacking)}")
 
 
+class _Rows(MoeModelOutputWithPast):  # type: ignore[misc]  # transformers has no types
+    """Rows behind the last norm, as a decoder returns them. Whatever else a family's decoder returns is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class _Given(nn.Module):
     """Stands where a *ForCausalLM has its decoder, and returns the rows that it is given."""
 
-    def forward(self, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> _Rows:
+        return _Rows(last_hidden_state=inputs_embeds)
 
 
 class OwnEnds:
@@ -168,11 +177,12 @@ class OwnLayer:
             block: the layer.
             given: what the model passes to it by name, apart from positions and rotation.
             rotation: its rotation.
-            still: [1, 1, n]. Ones: the cos that turns nothing, in the model's dtype; None where the layer takes none.
+            still: [1, 1, n]. Ones: the cos that turns nothing, in the model's dtype and on the layer's device; None
+                where it takes no cos and sin.
         """
-        device = next(block.parameters()).device
         self._block, self._given = block, dict(given)
         self._still = None if still is None else (still, torch.zeros_like(still))
+        device = next(block.parameters()).device
         self._order = None if rotation.order is None else torch.tensor(rotation.order, device=device)
 
     def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -198,14 +208,15 @@ class OwnLayer:
             turned = (self._still[0].expand(1, len(hidden), -1), self._still[1].expand(1, len(hidden), -1))
         try:
             with attending(attend_heads):
-                x = run_block(self._block, hidden[None], positions[None].to(hidden.device), turned, self._given)[0]
+                at = index_to_device(positions, hidden.device)[None]
+                x = run_block(self._block, hidden[None], at, turned, self._given)[0]
         except Stop:
             return hidden[:0]
         return x if kept is None else x[kept]
 
 
 def run_block(
-    block: Any, hidden: Tensor, positions: Tensor, rotation: tuple[Tensor, Tensor] | None, given: Mapping[str, Any]
+    block: Any, hidden: Tensor, positions: Tensor, rotation: tuple[Tensor, ...] | None, given: Mapping[str, Any]
 ) -> Tensor:
     """Run a layer of transformers on rows [S, T, hidden] at positions [S, T] with cos and sin [S, T, n].
 

@@ -93,7 +93,7 @@ class PassRows:
     def attend(self, layer: int, kind: LayerKind, q: Tensor) -> Tensor:
         """Compute attention of rows q [O, Hq, d] over the pass's own cache."""
         p, cache = self.layer_pass, self.layer_pass.cache
-        k, v, k_pos = cache.k(layer), cache.v(layer), cache.positions(layer)
+        k, v, k_pos = kind.unpack(cache.k(layer)), kind.unpack(cache.v(layer)), cache.positions(layer)
         if not q.shape[0]:
             return q
         with on_device(q.device):
@@ -124,11 +124,11 @@ def attend_together(
     turned, turned_keys = rotate_together(queries, keys, [each.rotary[kind.rotation] for each in running])
     attended, kept, first, ends = list[Tensor](), list[Tensor](), 0, False
     for i, (each, size) in enumerate(zip(running, sizes, strict=True)):
-        p = each.layer_pass
+        p, new_values = each.layer_pass, kind.pack(values[i])
         p.cache.wait_ready(layer)
         if p.capture is not None:
-            p.capture.add(each.hidden, queries[i], keys[i], values[i])
-        write_rows(p, layer, p.steps[layer - p.start], turned_keys[i], values[i])
+            p.capture.add(each.hidden, queries[i], kind.pack(keys[i]), new_values)
+        write_rows(p, layer, p.steps[layer - p.start], kind.pack(turned_keys[i]), new_values)
         rows = each.leave(layer, q.device)
         if rows is None:
             rows = torch.arange(size, device=q.device) if len(running) > 1 else None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rotary:
-    """cos and sin [T, d], or [G, T, d] for G layers, of given positions, scaled as the model scales them."""
+    """cos and sin [T, d] of given positions, scaled as the model scales them."""
 
     cos: Tensor
     sin: Tensor

@@ -76,24 +76,38 @@ def find_turning(coded: Tensor, codes: Codes) -> Turning | None:
     rows, half = coded.double(), codes.cos.shape[0] // 2
     base, turned = rows[:, 0], rows[:, half]
     still = (rows == base[:, None]).all(0).all(0)
-    strongest = base.abs().argmax(0, keepdim=True)
-    levels = -(rows[:, 1:half].gather(0, strongest[:, None].expand(1, half - 1, -1))[0] / base.gather(0, strongest))
-    levels = (-levels).log2().neg().round()
-    entry = (levels * BASE ** torch.arange(half - 1, device=rows.device)[:, None]).sum(0)
-    same, opposite = ((turned[:, :, None] == each[:, None]).all(0) for each in (base, -base))
+    # Some models have dimensions that are 0 for every token. Their entry shows in what they take from their partner.
+    entry = torch.where(base.any(0), _entries(base, rows[:, 1:half]), _entries(turned, rows[:, half + 1 :]))
+    told = turned.any(0)
+    same, opposite = ((turned[:, :, None] == each[:, None]).all(0) & told[:, None] for each in (base, -base))
     sign = same.any(1).double() - opposite.any(1).double()
     partner = (same | opposite).int().argmax(1)
-    if bool(((sign == 0) & ~still).any()) or not bool(entry.isfinite().all()):
+    for dimension in (~told & ~still).nonzero().flatten().tolist():
+        others = ((partner == dimension) & told & ~still).nonzero().flatten().tolist()
+        if len(others) == 1:
+            partner[dimension], sign[dimension] = others[0], -sign[others[0]]
+    if bool(((sign == 0) & ~still).any()) or not bool((entry.isfinite() | still).all()):
         return None
     own = torch.arange(len(entry), device=rows.device)
-    found = Turning(torch.where(still, -1, entry).long(), torch.where(still, own, partner), torch.where(still, 0, sign))
+    found = Turning(
+        torch.where(still, -1, entry.nan_to_num()).long(), torch.where(still, own, partner), torch.where(still, 0, sign)
+    )
     return found if explains(found, coded, codes) else None
+
+
+def _entries(rows: Tensor, scaled: Tensor) -> Tensor:
+    """Return the number of each dimension's entry [d], from rows [S, d] and what the digits made of them [S, n, d]."""
+    digits = scaled.shape[1]
+    strongest = rows.abs().argmax(0, keepdim=True)
+    levels = scaled.gather(0, strongest[:, None].expand(1, digits, -1))[0] / rows.gather(0, strongest)
+    places = BASE ** torch.arange(digits, device=rows.device)[:, None]
+    return (levels.abs().log2().neg().round() * places).sum(0)
 
 
 def explains(turning: Turning, coded: Tensor, codes: Codes) -> bool:
     """Return whether rows [S, C, d] are those of the first code, turned."""
     width = codes.cos.shape[1]
-    if bool((turning.entry >= width).any()):
+    if len(turning.entry) != coded.shape[2] or bool((turning.entry >= width).any()):
         return False
     rows, base = coded.double(), coded[:, :1].double()
     cos, sin = (each.to(rows.device)[:, turning.entry.clamp(min=0)] for each in (codes.cos, codes.sin))

@@ -38,6 +38,8 @@ def check_supported(config: Any) -> None:
         raise ModelUnsupported(f"architecture {architecture} is not supported: it has no rotary embeddings")
     if getattr(config, "kv_lora_rank", None):
         raise ModelUnsupported(f"architecture {architecture} is not supported: its KV is latent (MLA)")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise ModelUnsupported(f"architecture {architecture} is not supported: its layers share KV")
     if getattr(config, "attention_chunk_size", None):
         raise ModelUnsupported(f"architecture {architecture} is not supported: it attends within chunks of the input")
     for rope in _ropes(config):

@@ -19,6 +19,8 @@ from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import make_method
 from ragkv.errors import ConfigError, ModelUnsupported
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import append
 from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Document
 from tests import tiny
@@ -131,6 +133,36 @@ def test_old_entries_are_never_used_after_any_change_of_the_model(folders, encod
         assert (cache.hits.store, cache.misses) == (0, cache.chunks)
         assert {fallback.reason for fallback in cache.fallbacks} == {"missing"}
         assert len(set(engine.store.keys()) - old) == cache.chunks
+
+
+IMAGES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+"""The smallest part that reads images."""
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral3"])
+def test_of_a_model_that_reads_images_the_text_part_is_served(tmp_path, tiny_folder, kind):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": len(tokenizer), "max_position_embeddings": 512}
+    text = {"model_type": "mistral"} if kind == "mistral3" else {"model_type": f"{kind}_text", "sliding_window": 8}
+    if kind == "gemma4":
+        text |= {"hidden_size_per_layer_input": 0, "global_head_dim": 32, "vocab_size_per_layer_input": 97}
+    config = transformers.AutoConfig.for_model(
+        kind,
+        text_config={"sliding_window": None, "initializer_range": 0.2, **sizes, **text},
+        vision_config={**IMAGES, "image_size": 28, "patch_size": 14},
+    )
+    whole = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    whole.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = DecoderModel.load(str(tmp_path), "cpu", "float32")
+    assert model.wired == (kind == "mistral3")
+    assert sum(each.numel() for each in model.body.parameters()) < sum(each.numel() for each in whole.parameters())
+    ids = tiny.tokens(20)
+    ours = model.forward([append(ContextCache(model.shape, 20, model.dtype), ids, 0, outputs=20)])[0]
+    with torch.inference_mode():
+        own = whole(input_ids=torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(ours, own, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

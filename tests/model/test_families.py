@@ -18,23 +18,25 @@ from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.registry import (
     ALONE,
+    COMPARING,
     METHODS,
     make_decode_policy,
     make_method,
     make_prefill_policy,
 )
 from ragkv.engine.self_test import self_test
-from ragkv.errors import ModelUnsupported
+from ragkv.errors import InputError, ModelUnsupported
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.families import FAMILIES, MEASURED, describe_family, describe_layers
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
+from ragkv.model.profile import Profile
 from ragkv.sparse.psa import Psa
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
-from tests import families, tiny
+from tests import families, hybrids, tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 NEAR = {"rtol": 0, "atol": 1e-4}
@@ -137,7 +139,12 @@ def turns(name: str, method: str, prefill_policy: str, decode_policy: str) -> li
 
 @every_family
 def test_every_method_answers_two_turns(name):
+    model = families.model(name)
     for method in METHODS:
+        if method in COMPARING and not model.compares_heads:
+            with pytest.raises(InputError, match="differ in heads"):
+                make_method(method, model)
+            continue
         for context in turns(name, method, "dense", "dense"):
             assert context.logits.isfinite().all()
 
@@ -195,13 +202,36 @@ def test_only_layers_made_as_llamas_run_by_recorded_graphs_and_the_pool():
         ("diffllama", {}, "attends twice"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ("bamba", {"attn_layer_indices": [1, 3]}, "cannot be called one by one"),
-        ("gemma4_text", {"num_hidden_layers": 6, "vocab_size_per_layer_input": 97}, "per_layer_input"),
+        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "per_layer_input"),
+        ("gemma4_text", {"num_hidden_layers": 12, "num_kv_shared_layers": 4}, "share KV"),
+        ("gemma4_text", {"global_head_dim": 24}, "2 KV heads of 16 and 1 KV heads of 24"),
     ],
 )
 def test_what_is_not_understood_is_refused_in_one_line(name, fields, word):
     with pytest.raises(ModelUnsupported, match=word) as refusal:
         DecoderModel(families.weights(name, **fields))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("dead", [(13,), (3, 11), (2, 5, 10, 13)])
+def test_dimensions_that_are_0_for_every_token_do_not_hide_how_a_layer_turns(dead):
+    """Trained models have such dimensions; where a whole pair is 0, any turning of it is true."""
+    made = families.weights("qwen3_moe")
+    for number in (0, 2):
+        attention = made.model.layers[number].self_attn
+        for norm in (attention.q_norm, attention.k_norm):
+            norm.weight.data[list(dead)] = 0
+    model = DecoderModel(made, profile=Profile(block=4))
+    ids = families.tokens(30)
+    torch.testing.assert_close(prefill(model, ids, outputs=30), model.own_logits(ids), **NEAR)
+    assert model.turns_alike or len(dead) > 1
+    assert self_test(Prefiller(model, PREFIX)).reason == ""
+
+
+def test_layers_of_any_width_are_read():
+    """Products of equal rows differ in their last bits by where they stand in a wide matrix."""
+    made = families.weights("granite", hidden_size=640, intermediate_size=64, num_attention_heads=10, head_dim=64)
+    assert DecoderModel(made, profile=Profile(block=4)).turns_alike
 
 
 def test_the_list_of_families_is_that_of_the_tests_and_of_the_page():
@@ -212,7 +242,7 @@ def test_the_list_of_families_is_that_of_the_tests_and_of_the_page():
     ]
     assert {name.strip("`"): title for title, name, *_ in rows[1:]} == FAMILIES
     assert {name.strip("`") for _, name, _, answers in rows[1:] if answers == "measured"} == MEASURED
-    assert {*families.FAMILIES, *tiny.ARCHITECTURES} == {*FAMILIES}
+    assert {*families.FAMILIES, *tiny.ARCHITECTURES, *hybrids.HYBRIDS, *hybrids.RELATED} == {*FAMILIES}
 
 
 def test_a_family_and_its_layers_are_told_in_a_line():
@@ -220,5 +250,6 @@ def test_a_family_and_its_layers_are_told_in_a_line():
     assert describe_family("gpt_oss") == "gpt-oss: tested; answers are not measured"
     assert describe_family("arcee").startswith("arcee: the tests do not cover it")
     assert describe_layers(tiny.model().kinds, True) == "run by ragkv's own code"
+    assert "3 of 4 have a state" in describe_layers(tiny.model().kinds[:1], False, 3)
     told = describe_layers(families.model("gpt_oss").kinds, False)
     assert told.endswith("2 of 4 see the last 8 tokens; sparse policies act in no layer")

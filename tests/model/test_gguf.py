@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ragkv.errors import ModelNotFound, ModelUnsupported, RagkvError
 from ragkv.model import gguf as reading
 from ragkv.model.decoder import DecoderModel
-from tests import written_gguf
+from tests import families, hybrids, written_gguf
 from tests.written_gguf import permuted, write_gguf
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
@@ -57,6 +57,49 @@ def test_a_converted_file_is_the_model_that_was_written(tmp_path, kind, tied):
     torch.testing.assert_close(logits(found, ids), logits(model, ids), rtol=0, atol=0)
     assert loaded.shape.head_dim == 8
     assert loaded.max_positions == model.config.max_position_embeddings
+
+
+CONVOLUTIONS = hybrids.HYBRIDS["lfm2"]["layer_types"]
+NEWER = {
+    "gemma2": ("gemma2", {"sliding_window": 8, "query_pre_attn_scalar": 16}, {"gemma2.attention.sliding_window": 8}),
+    "gemma3": (
+        "gemma3_text",
+        {"sliding_window": 8, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+        {"gemma3.attention.sliding_window": 8},
+    ),
+    "qwen3moe": (
+        "qwen3_moe",
+        {**families.FAMILIES["qwen3_moe"], "norm_topk_prob": True},
+        {
+            "qwen3moe.expert_count": 4,
+            "qwen3moe.expert_used_count": 2,
+            "qwen3moe.expert_feed_forward_length": 32,
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {**hybrids.HYBRIDS["lfm2"], "block_auto_adjust_ff_dim": False},
+        {
+            "lfm2.attention.head_count_kv": [2 * (kind == "full_attention") for kind in CONVOLUTIONS],
+            "lfm2.shortconv.l_cache": 3,
+        },
+    ),
+    "phi3": ("phi3", {}, {"tokenizer.ggml.padding_token_id": 0}),
+    "stablelm": ("stablelm", families.FAMILIES["stablelm"], {}),
+    "starcoder2": ("starcoder2", {}, {}),
+}
+
+
+@pytest.mark.parametrize("architecture", NEWER)
+def test_a_converted_file_of_another_architecture_is_served_as_the_model_that_was_written(tmp_path, architecture):
+    kind, fields, metadata = NEWER[architecture]
+    model = families.weights(kind, **{"vocab_size": len(written_gguf.vocabulary()), **fields})
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    path = write_gguf(tmp_path / "a.gguf", model, architecture, metadata=metadata)
+    loaded = load(path, tmp_path / "cache")
+    ids = [1, 40, 50, 60, 70, 2, 80, 90, 100, 110, 120, 130]
+    torch.testing.assert_close(loaded.own_logits(ids), logits(model, ids), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q5_0"])
@@ -146,6 +189,7 @@ BAD = {
     "no such architecture": ({"metadata": {"general.architecture": "gpt2"}}, ModelUnsupported, "gpt2"),
     "experts": ({"metadata": {"llama.expert_count": 8}}, ModelUnsupported, "experts"),
     "scaled rope": ({"metadata": {"llama.rope.scaling.type": "yarn"}}, ModelUnsupported, "yarn"),
+    "long rope": ({"changed": {"rope_factors_long.weight": np.ones(4)}}, ModelUnsupported, "prompt's length"),
     "other frequencies": (
         {"changed": {"rope_freqs.weight": np.array([1, 2, 3, 7], np.float32)}},
         ModelUnsupported,
