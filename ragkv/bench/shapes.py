@@ -15,9 +15,8 @@ the attention lies. With plain random weights it is spread over all keys, as in 
     anchors       in pairs that RoPE hardly turns, so the position does not matter -> vertical lines
     sink          likewise, the first token
 
-Every query head attends to the sink and to near, anchors, or both. Widths, offsets and strengths are drawn per head.
-The rest of the embedding and all other weights are random and give every score noise of standard deviation 1. Layers
-write little compared with what they read, so the structure is the same at every depth.
+Every query head attends to the sink and to near, anchors, or both, as drawn per head. All other weights are random and
+give every score noise of standard deviation 1. Layers write little, so the structure is the same at every depth.
 
 The table says what share of its keys, at least, holds .95 of a row's attention. It was measured with
 `tools/key_share.py`, with the heads of llama-3.1-8b on a hidden size of 512:
@@ -27,9 +26,8 @@ The table says what share of its keys, at least, holds .95 of a row's attention.
     32,768 tokens, 1 layer                   .09%            .3%    1.0%
     plain random, hidden size 4096            50%            52%     53%
 
-The shares are small because the first token alone often holds most of a row, as in trained models. The rest lies on
-neighbours, on anchors and, thinly, on all keys. So times measured on these models are meaningful. Errors of their
-outputs mean little, because these models do not have what the heads of a trained model search for.
+The shares are small because the first token alone often holds most of a row, as in trained models. So times measured
+on these models are meaningful. Errors of their outputs mean little: they lack what heads of a trained model search for.
 """
 
 from __future__ import annotations

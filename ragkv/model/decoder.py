@@ -199,27 +199,27 @@ class DecoderModel:
                 self._layers.run_recurrent(layer, running)
                 self._run_layer(layer, running)
         self._layers.run_recurrent(self.shape.layers, [each for each in rows if each.layer_pass.depth is None])
-        for each in rows:
-            each.drop_ended()
+        for pass_rows in rows:
+            pass_rows.drop_ended()
         final = self._norm(torch.cat([each.hidden.to(self._norm_at) for each in rows]))
         logits = list(self._logits(final).split([each.hidden.shape[0] for each in rows]))
-        for each in rows:  # last, so that a forward that fails leaves all states as they were
-            each.leave_states()
+        for pass_rows in rows:  # last, so that a forward that fails leaves all states as they were
+            pass_rows.leave_states()
         return logits
 
     def _run_layer(self, layer: int, running: Sequence[PassRows]) -> None:
         """Run a layer for the rows of several passes."""
         device = self.devices[layer]
-        for each in running if self.spread else ():
-            each.move(device)
-        for each in running:
-            each.turn(self.kinds[layer].rotation, partial(self.rotary, layer=layer), device)
-        hidden = [each.hidden for each in running]
+        for pass_rows in running if self.spread else ():
+            pass_rows.move(device)
+        for pass_rows in running:
+            pass_rows.turn(self.kinds[layer].rotation, partial(self.rotary, layer=layer), device)
+        hidden = torch.cat([each.hidden for each in running])
         positions = torch.cat([each.positions for each in running])
         attend = partial(attend_together, layer, self.kinds[layer], running)
-        left = self._layers.bodies[layer](torch.cat(hidden), positions, attend)
-        for each, part in zip(running, left.split([each.count for each in running]), strict=True):
-            each.hidden = part
+        left = self._layers.bodies[layer](hidden, positions, attend)
+        for pass_rows, part in zip(running, left.split([each.count for each in running]), strict=True):
+            pass_rows.hidden = part
 
     @torch.inference_mode()
     def own_logits(self, tokens: Sequence[int]) -> Tensor:

@@ -63,13 +63,13 @@ def own_names(expected: Iterable[str], architecture: str, layers: int) -> dict[s
     table = get_tensor_name_map(known.get(architecture, MODEL_ARCH.LLAMA), layers)
     names: dict[str, str] = {}
     for name in expected:
-        whole = [name.replace(_GATE_UP, part) for part in ("gate_proj", "up_proj")] if _fused(name) else [name]
-        for each in whole:
-            stem, _, suffix = each.rpartition(".")
+        whole = [name.replace(_GATE_UP, half) for half in ("gate_proj", "up_proj")] if _fused(name) else [name]
+        for part in whole:
+            stem, _, suffix = part.rpartition(".")
             if found := table.get_name(stem):
-                names[f"{found}.{suffix}"] = each
-            elif found := table.get_name(each):
-                names[f"{found}.weight"] = each
+                names[f"{found}.{suffix}"] = part
+            elif found := table.get_name(part):
+                names[f"{found}.weight"] = part
     return names
 
 

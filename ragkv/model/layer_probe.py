@@ -6,27 +6,24 @@ given. Then each layer runs up to its attention, on a few random rows.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ragkv.errors import ModelUnsupported
 from ragkv.model.layer_kinds import LayerKind
-from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, rotary_name, run_block
+from ragkv.model.layer_recording import Recorded, record
+from ragkv.model.own_forward import OwnLayer, Stop, attending, run_block
 from ragkv.model.packed_heads import PackedHeads, stored_heads
 from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotation
 from ragkv.model.rotation_probe import SAMPLES, Codes, Turning, arrange, explains, find_turning, make_codes
 from ragkv.types import Shape
 
-TOKENS = 8
-"""Tokens on which the model's own forward runs."""
 FARTHEST = 2**20
 """Longest window that is told from none."""
 NOT_FOR_STATES = {"past_key_values", "position_ids", "position_embeddings", "attention_mask", "use_cache"}
@@ -64,57 +61,6 @@ class _Heads:
     given: Mapping[str, Any]
 
 
-@dataclass
-class _Recorded:
-    """What a model's forward gives to its layers, by name, and what it asks of its rotary module, with the answers.
-
-    Attributes:
-        layers: what each layer is given.
-        rotations: what the rotary module was asked (see `Rotation`), and what it answered.
-        known: how layers were found to turn their queries and keys.
-    """
-
-    layers: list[dict[str, Any]] = field(default_factory=list)
-    rotations: list[tuple[int, tuple[Any, ...], Any]] = field(default_factory=list)
-    known: list[tuple[Turning, Rotation]] = field(default_factory=list)
-
-
-class _RecordingLayer(nn.Module):
-    """Stands where a layer is, notes what it is given and returns its rows. It has the layer's attributes."""
-
-    def __init__(self, block: Any, recorded: _Recorded):
-        super().__init__()
-        object.__setattr__(self, "block", block)
-        object.__setattr__(self, "recorded", recorded)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        bound = inspect.signature(self.block.forward).bind(*args, **kwargs)
-        named = dict(bound.arguments)
-        for parameter in bound.signature.parameters.values():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                named.update(named.pop(parameter.name, {}))
-        rows: Tensor = named.pop(next(iter(bound.signature.parameters)))
-        self.recorded.layers.append(named)
-        return rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "block"), name)
-
-
-class _RecordingRotary(nn.Module):
-    """Stands where the rotary module is, and notes what it is asked and what it answers."""
-
-    def __init__(self, module: Callable[..., Any], recorded: _Recorded):
-        super().__init__()
-        self._ask, self._recorded = partial(module), recorded  # the module itself would become a child
-
-    def forward(self, x: Tensor, position_ids: Tensor, *arguments: Any) -> Any:
-        found = self._ask(x, position_ids, *arguments)
-        planes = position_ids.shape[0] if position_ids.ndim == 3 else 0
-        self._recorded.rotations.append((planes, arguments, found))
-        return found
-
-
 @torch.inference_mode()
 def read_layers(weights: Any) -> OwnLayers:
     """Read the layers of a *ForCausalLM whose attention function is ours.
@@ -123,7 +69,7 @@ def read_layers(weights: Any) -> OwnLayers:
         ModelUnsupported: a layer does something that is not understood; the message has one line.
     """
     body = weights.model
-    recorded = _record(body)
+    recorded = record(body)
     farthest = min(FARTHEST, body.config.max_position_embeddings)
     bodies, kinds, shapes = list[OwnLayer](), list[LayerKind](), list[tuple[int, int, int]]()
     rotations: dict[Rotation, int] = {}
@@ -162,7 +108,7 @@ def _shape(shapes: Sequence[tuple[int, int, int]]) -> Shape:
 
 
 def _read_heads(
-    block: Any, given: Mapping[str, Any], turned: Any, recorded: _Recorded, body: Any
+    block: Any, given: Mapping[str, Any], turned: Any, recorded: Recorded, body: Any
 ) -> tuple[_Heads, Rotation, Tensor | None]:
     """Return what a layer hands to its attention, how it turns keys, and the cos that turns nothing, if it takes any.
 
@@ -217,26 +163,6 @@ def _of_layer(number: int) -> Iterator[None]:
         raise ModelUnsupported(f"layer {number} of the model is not supported: {error}") from None
 
 
-def _record(body: Any) -> _Recorded:
-    """Run a decoder's own forward on layers that record what they are given. Raises ModelUnsupported."""
-    recorded, rotary = _Recorded(), getattr(body, rotary_name(body))
-    recording = copy_with(
-        body,
-        layers=nn.ModuleList(_RecordingLayer(block, recorded) for block in body.layers),
-        **{norm_name(body): nn.Identity()},
-        **({} if rotary is None else {rotary_name(body): _RecordingRotary(rotary, recorded)}),
-    )
-    tokens = torch.arange(TOKENS, device=body.embed_tokens.weight.device)[None] % body.config.vocab_size
-    try:
-        with masking(lambda mask_function: mask_function):
-            recording(input_ids=tokens, use_cache=False)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ModelUnsupported(
-            f"{type(body).__name__} is not supported: its layers cannot be called one by one ({error})"
-        ) from None
-    return recorded
-
-
 def _constants(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a layer is given, apart from positions, if that is the same for all rows."""
     constants = {name: value for name, value in named.items() if name != "position_ids"}
@@ -252,14 +178,6 @@ def _width(turned: Any) -> int:
     if not (isinstance(turned, tuple) and len(turned) == 2 and all(isinstance(each, Tensor) for each in turned)):
         raise ModelUnsupported("it is given no cos and sin of its positions")
     return int(turned[0].shape[-1])
-
-
-def _asked(recorded: _Recorded, turned: Any) -> tuple[int, tuple[Any, ...]]:
-    """Return what the rotary module was asked for the cos and sin that a layer is given: see `Rotation`."""
-    for planes, arguments, answer in recorded.rotations:
-        if answer is turned:
-            return planes, arguments
-    raise ModelUnsupported("its cos and sin do not come from the model's rotary module")
 
 
 def find_window(mask: Callable[..., Tensor] | None, farthest: int) -> int | None:
@@ -319,24 +237,23 @@ def _coded(block: Any, hidden: Tensor, given: Mapping[str, Any], codes: Codes | 
     return _Heads(q, k, v, found[0].given)
 
 
-def _rotation(heads: _Heads, codes: Codes, recorded: _Recorded, turned: tuple[Tensor, Tensor]) -> Rotation:
+def _rotation(heads: _Heads, codes: Codes, recorded: Recorded, turned: tuple[Tensor, Tensor]) -> Rotation:
     """Return how a layer turns queries and keys, from what its attention got under each code.
 
     A layer with dimensions that are always 0 may turn in several ways: as an earlier one does, if that is one of them.
     """
     q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
-    planes, arguments = _asked(recorded, turned)
+    planes, arguments = recorded.asked(turned)
     values_stay = torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
-    for known, found in recorded.known:
-        if (
-            (found.planes, found.arguments) == (planes, arguments)
-            and explains(known, q, codes)
-            and explains(known, k, codes)
-            and values_stay
-        ):
-            return found
+
+    def fits(turning: Turning) -> bool:
+        return explains(turning, q, codes) and explains(turning, k, codes) and values_stay
+
+    for earlier, its_rotation in recorded.known:
+        if (its_rotation.planes, its_rotation.arguments) == (planes, arguments) and fits(earlier):
+            return its_rotation
     turning = find_turning(torch.cat([q[: 4 * SAMPLES], k[: 4 * SAMPLES]]), codes)
-    if turning is None or not (explains(turning, q, codes) and explains(turning, k, codes) and values_stay):
+    if turning is None or not fits(turning):
         raise ModelUnsupported("it does not turn pairs of its queries' and keys' dimensions, and nothing else")
     rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
     if rotation is None:

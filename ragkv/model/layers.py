@@ -99,8 +99,8 @@ class Layers:
         """Run the layers with a state that stand before layer `layer`, or behind the last one, for several passes."""
         if self.recurrent and self.recurrent[layer]:
             first = sum(map(len, self.recurrent[:layer]))
-            for each in rows:
-                each.recur(first, self.recurrent[layer])
+            for pass_rows in rows:
+                pass_rows.recur(first, self.recurrent[layer])
 
 
 def wired_layers(weights: Any) -> Layers:

@@ -123,20 +123,20 @@ def attend_together(
     queries, keys, values = list(q.split(sizes)), list(k.split(sizes)), list(v.split(sizes))
     turned, turned_keys = rotate_together(queries, keys, [each.rotary[kind.rotation] for each in running])
     attended, kept, first, ends = list[Tensor](), list[Tensor](), 0, False
-    for i, (each, size) in enumerate(zip(running, sizes, strict=True)):
-        p, new_values = each.layer_pass, kind.pack(values[i])
+    for i, (pass_rows, size) in enumerate(zip(running, sizes, strict=True)):
+        p, new_values = pass_rows.layer_pass, kind.pack(values[i])
         p.cache.wait_ready(layer)
         if p.capture is not None:
-            p.capture.add(each.hidden, queries[i], kind.pack(keys[i]), new_values)
+            p.capture.add(pass_rows.hidden, queries[i], kind.pack(keys[i]), new_values)
         write_rows(p, layer, p.steps[layer - p.start], kind.pack(turned_keys[i]), new_values)
-        rows = each.leave(layer, q.device)
+        rows = pass_rows.leave(layer, q.device)
         if rows is None:
             rows = torch.arange(size, device=q.device) if len(running) > 1 else None
         else:
             turned[i], ends = turned[i][rows], True
         if rows is not None:
             kept.append(rows + first)
-        attended.append(each.attend(layer, kind, turned[i]))
+        attended.append(pass_rows.attend(layer, kind, turned[i]))
         first += size
     whole = attended[0] if len(attended) == 1 else torch.cat(attended)
     return Attended(whole, (kept[0] if len(kept) == 1 else torch.cat(kept)) if ends else None)
