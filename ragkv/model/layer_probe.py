@@ -72,11 +72,13 @@ class _Recorded:
         layers: what each layer is given.
         rotations: what the rotary module was asked behind the positions, and what it answered.
         known: how layers were found to turn their queries and keys.
+        grids: sizes in front of the positions that the rotary module is given.
     """
 
     layers: list[dict[str, Any]] = field(default_factory=list)
     rotations: list[tuple[tuple[Any, ...], Any]] = field(default_factory=list)
     known: list[tuple[Turning, Rotation]] = field(default_factory=list)
+    grids: tuple[int, ...] = (1,)
 
 
 class _RecordingLayer(nn.Module):
@@ -111,6 +113,7 @@ class _RecordingRotary(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor, *arguments: Any) -> Any:
         found = self._ask(x, position_ids, *arguments)
         self._recorded.rotations.append((arguments, found))
+        self._recorded.grids = tuple(position_ids.shape[:-1])
         return found
 
 
@@ -334,6 +337,7 @@ def _rotation(heads: _Heads, codes: Codes, recorded: _Recorded, turned: tuple[Te
     rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
     if rotation is None:
         raise ModelUnsupported("its dimensions do not turn in pairs by one angle each")
+    rotation = replace(rotation, grids=recorded.grids)
     recorded.known.append((turning, rotation))
     return rotation
 

@@ -9,6 +9,7 @@ Nothing is changed in place: a pass that fails half-way, or that only asks, leav
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,21 @@ class _CallCache:
     def is_recording_past(self, layer_idx: int) -> bool:
         """Return True: else a single token would be written into the state in place."""
         return True
+
+    # What earlier releases of transformers read in place of these methods.
+    record_past = True
+
+    @property
+    def layers(self) -> Mapping[int, _CallCache]:
+        return defaultdict(lambda: self)
+
+    @property
+    def conv_states(self) -> Mapping[int, Tensor | None]:
+        return {0: self.tail}
+
+    @property
+    def recurrent_states(self) -> Mapping[int, Tensor | None]:
+        return {0: self.get_recurrent_state(0)}
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return self.tail is not None or self.recurrent is not None

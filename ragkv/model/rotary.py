@@ -40,11 +40,13 @@ class Rotation:
         order: the model's dimension at each place of our form; None where they are the same.
         table: the entry of the module's cos and sin at each place, -1 where nothing turns; None where they are the
             same.
+        grids: sizes in front of the positions that the module takes; several where images have positions of their own.
     """
 
     arguments: tuple[Any, ...] = ()
     order: tuple[int, ...] | None = None
     table: tuple[int, ...] | None = None
+    grids: tuple[int, ...] = (1,)
 
     def form(self, cos: Tensor, sin: Tensor) -> Rotary:
         """Bring cos and sin [T, n], as the model's module returns them, to our form [T, d]."""
