@@ -26,6 +26,7 @@ from ragkv.engine.needles import make_needles, span_tokens
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.profile import SCOUT_BLOCK, Profile
 from ragkv.recompute.analysis import stability
 from ragkv.recompute.base import Blocks
@@ -250,8 +251,8 @@ def run_trials(
     group = model.shape.q_heads // model.shape.kv_heads
     attention = torch.cat(
         [
-            _attention(rows[-TAIL:], torch.cat([chunk.k[layer] for chunk in chunks]).to(rows), group, model.scale)
-            for layer, rows in enumerate(queries)
+            _attention(rows[-TAIL:], torch.cat([chunk.k[layer] for chunk in chunks]).to(rows), group, kind)
+            for layer, (rows, kind) in enumerate(zip(queries, model.kinds, strict=True))
         ]
     )
     title, text = asked.chunks[question.chunk]
@@ -272,10 +273,15 @@ def _look(
     return scout.look_at(blocks, logits)
 
 
-def _attention(queries: Tensor, keys: Tensor, group: int, scale: float) -> Tensor:
-    """Average the attention of queries [T, Hq, d] to keys [N, Hkv, d] over the tokens: [Hq, N]."""
+def _attention(queries: Tensor, keys: Tensor, group: int, kind: LayerKind) -> Tensor:
+    """Average the attention of queries [T, Hq, d] to keys [N, Hkv, d] over the tokens: [Hq, N].
+
+    A head with a window retrieves nothing from afar, so it gets the same share for every key.
+    """
+    if kind.window is not None:
+        return keys.new_full((queries.shape[1], keys.shape[0]), 1 / keys.shape[0])
     grouped = queries.view(queries.shape[0], -1, group, queries.shape[2])
-    scores = torch.einsum("tgrd,ngd->grtn", grouped, keys) * scale
+    scores = torch.einsum("tgrd,ngd->grtn", grouped, keys) * kind.scale
     return scores.softmax(-1).mean(2).flatten(0, 1)
 
 

@@ -225,7 +225,8 @@ class DecoderModel:
     def own_logits(self, tokens: Sequence[int]) -> Tensor:
         """Compute logits [n, vocabulary] with the loaded model's own forward, to check the layer loop."""
         ids = torch.tensor([tokens], device=self._embedding_at)
-        with move_inputs(self.body, self.devices) if self.spread else nullcontext():
+        spread = move_inputs(self.body, self.devices, self._norm, self._norm_at) if self.spread else nullcontext()
+        with spread:
             hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state
         return self._logits(hidden[0])
 

@@ -76,13 +76,13 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def move_inputs(body: Any, devices: Sequence[torch.device]) -> Iterator[None]:
+def move_inputs(body: Any, devices: Sequence[torch.device], norm: Any, norm_at: torch.device) -> Iterator[None]:
     """Within this context, the inputs of each layer and of the last norm are moved to its device.
 
     The model's own forward then works over several devices.
     """
     with ExitStack() as hooks:
-        for module, device in (*zip(body.layers, devices, strict=True), (body.norm, body.norm.weight.device)):
+        for module, device in (*zip(body.layers, devices, strict=True), (norm, norm_at)):
 
             def move(
                 _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = device

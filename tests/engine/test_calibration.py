@@ -23,6 +23,8 @@ from ragkv.engine.calibration import (
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.registry import make_method
 from ragkv.errors import InputError
+from ragkv.model.decoder import DecoderModel
+from tests import families
 
 
 def quiet(what, done, total):
@@ -128,3 +130,12 @@ def test_the_cap_is_the_smallest_that_finds_as_many_answers():
     assert smallest_cap((0.1, 0.2, 0.3), (0.90, 0.985, 0.99)) == 0.2
     assert smallest_cap((0.1, 0.2, 0.3), (0.90, 0.95, 0.99)) == 0.3
     assert smallest_cap((0.2,), (0.4,)) == 0.2
+
+
+def test_a_head_with_a_window_is_no_retrieval_head(model):
+    weights = families.weights("gemma3_text", vocab_size=len(model.tokenizer), max_position_embeddings=4096)
+    other = DecoderModel(weights, model.tokenizer, replace(model.profile, retrieval_heads=()), "gemma")
+    sets = needle_sets(other, NeedleSetParams(sets=1, documents=3, questions=4, tokens=80))
+    heads = calibrate(other, sets, lambda *far: None).profile.retrieval_heads
+    assert heads
+    assert {layer for layer, _ in heads} == {5}

@@ -31,7 +31,7 @@ from ragkv.model.placement import SPREAD, assign_layers, check_spreadable, remov
 from ragkv.model.profile import Profile
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.timing import StepTimer
-from tests import tiny
+from tests import families, tiny
 from tests.places import HOST, PLACES, here, places, spread
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -100,6 +100,18 @@ def thinning(model):
     for layer in range(2, model.shape.layers):
         steps[layer] = Step(torch.tensor([1]), torch.tensor([5]), blend=1)
     return [Pass(torch.tensor([40, 41, 42, 43]), at, cache, steps, blend=lambda new, old: (new + old) / 2)]
+
+
+@pytest.mark.parametrize("name", ["glm4", "granite", "smollm3", "gemma3_text", "phi"])
+def test_layers_that_run_by_their_own_forward_may_be_on_several_devices(name):
+    with places():
+        models = [
+            families.model(name),
+            DecoderModel(spread(families.weights(name), 2), profile=families.model(name).profile),
+        ]
+        assert [model.spread for model in models] == [False, True]
+        for make in (apart, thinning):
+            check(models, make, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("first", range(5))
