@@ -238,7 +238,7 @@ class DecoderModel:
         if compute is None:
             still = torch.ones(len(positions), 1, dtype=self.dtype, device=self.device)
             return rotation.form(still, 0 * still)
-        cos, sin = compute(probe, rotation.positions(positions.to(self.device)), *rotation.arguments)
+        cos, sin = compute(probe, positions.to(self.device).expand(*rotation.grids, -1), *rotation.arguments)
         return rotation.form(cos[0], sin[0])
 
     def rotary_tables(self, end: int) -> dict[tuple[int, torch.device], Rotary]:

@@ -243,14 +243,14 @@ def _rotation(heads: _Heads, codes: Codes, recorded: Recorded, turned: tuple[Ten
     A layer with dimensions that are always 0 may turn in several ways: as an earlier one does, if that is one of them.
     """
     q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
-    planes, arguments = recorded.asked(turned)
+    arguments = recorded.asked(turned)
     values_stay = torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
 
     def fits(turning: Turning) -> bool:
         return explains(turning, q, codes) and explains(turning, k, codes) and values_stay
 
     for earlier, its_rotation in recorded.known:
-        if (its_rotation.planes, its_rotation.arguments) == (planes, arguments) and fits(earlier):
+        if its_rotation.arguments == arguments and fits(earlier):
             return its_rotation
     turning = find_turning(torch.cat([q[: 4 * SAMPLES], k[: 4 * SAMPLES]]), codes)
     if turning is None or not fits(turning):
@@ -258,7 +258,7 @@ def _rotation(heads: _Heads, codes: Codes, recorded: Recorded, turned: tuple[Ten
     rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
     if rotation is None:
         raise ModelUnsupported("its dimensions do not turn in pairs by one angle each")
-    rotation = replace(rotation, planes=planes)
+    rotation = replace(rotation, grids=recorded.grids)
     recorded.known.append((turning, rotation))
     return rotation
 

@@ -26,23 +26,25 @@ class Recorded:
 
     Attributes:
         layers: what each layer is given.
-        rotations: what the rotary module was asked (see `Rotation`), and what it answered.
+        rotations: what the rotary module was asked behind the positions, and what it answered.
         known: how layers were found to turn their queries and keys.
+        grids: sizes in front of the positions that the rotary module is given.
     """
 
     layers: list[dict[str, Any]] = field(default_factory=list)
-    rotations: list[tuple[int, tuple[Any, ...], Any]] = field(default_factory=list)
+    rotations: list[tuple[tuple[Any, ...], Any]] = field(default_factory=list)
     known: list[tuple[Turning, Rotation]] = field(default_factory=list)
+    grids: tuple[int, ...] = (1,)
 
-    def asked(self, turned: Any) -> tuple[int, tuple[Any, ...]]:
-        """Return what the rotary module was asked for the cos and sin that a layer is given: see `Rotation`.
+    def asked(self, turned: Any) -> tuple[Any, ...]:
+        """Return what the rotary module was asked for the cos and sin that a layer is given.
 
         Raises:
             ModelUnsupported: they do not come from the rotary module.
         """
-        for planes, arguments, answer in self.rotations:
+        for arguments, answer in self.rotations:
             if answer is turned:
-                return planes, arguments
+                return arguments
         raise ModelUnsupported("its cos and sin do not come from the model's rotary module")
 
 
@@ -77,8 +79,8 @@ class _RecordingRotary(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor, *arguments: Any) -> Any:
         found = self._ask(x, position_ids, *arguments)
-        planes = position_ids.shape[0] if position_ids.ndim == 3 else 0
-        self._recorded.rotations.append((planes, arguments, found))
+        self._recorded.rotations.append((arguments, found))
+        self._recorded.grids = tuple(position_ids.shape[:-1])
         return found
 
 

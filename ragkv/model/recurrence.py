@@ -9,6 +9,7 @@ Nothing is changed in place: a pass that fails half-way, or that only asks, leav
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,36 +37,11 @@ States = tuple[RecurrentState, ...]
 """The states of all layers that have one, in their order."""
 
 
-class _CallStates:
-    """The states of any layer of a `_CallCache`, by attributes."""
-
-    record_past = True
-
-    def __init__(self, cache: _CallCache):
-        self._cache = cache
-
-    def __getitem__(self, layer_idx: int) -> _CallStates:
-        return self
-
-    @property
-    def conv_states(self) -> tuple[Tensor | None]:
-        return (self._cache.get_conv_state(0),)
-
-    @property
-    def recurrent_states(self) -> tuple[Tensor | None]:
-        return (self._cache.get_recurrent_state(0),)
-
-
 class _CallCache:
     """What a layer of transformers takes for its cache during one call."""
 
     def __init__(self, state: RecurrentState):
         self.tail, self.recurrent = state.tail, state.recurrent
-
-    @property
-    def layers(self) -> _CallStates:
-        """The states as transformers 5.17 reads them: `layers[layer_idx].conv_states[0]`."""
-        return _CallStates(self)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         _one(state_idx)
@@ -97,6 +73,21 @@ class _CallCache:
     def is_recording_past(self, layer_idx: int) -> bool:
         """Return True: else a single token would be written into the state in place."""
         return True
+
+    # What earlier releases of transformers read in place of these methods.
+    record_past = True
+
+    @property
+    def layers(self) -> Mapping[int, _CallCache]:
+        return defaultdict(lambda: self)
+
+    @property
+    def conv_states(self) -> Mapping[int, Tensor | None]:
+        return {0: self.tail}
+
+    @property
+    def recurrent_states(self) -> Mapping[int, Tensor | None]:
+        return {0: self.get_recurrent_state(0)}
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return self.tail is not None or self.recurrent is not None

@@ -37,21 +37,16 @@ class Rotation:
 
     Attributes:
         arguments: what the model's rotary module is called with behind the positions, such as a type of layers.
-        planes: how often the module takes each position, as a model that reads images does for time, height and width
-            (transformers before 5.20); 0 where it takes one plane without a dimension for it.
         order: the model's dimension at each place of our form; None where they are the same.
         table: the entry of the module's cos and sin at each place, -1 where nothing turns; None where they are the
             same.
+        grids: sizes in front of the positions that the module takes; several where images have positions of their own.
     """
 
     arguments: tuple[Any, ...] = ()
-    planes: int = 0
     order: tuple[int, ...] | None = None
     table: tuple[int, ...] | None = None
-
-    def positions(self, positions: Tensor) -> Tensor:
-        """Return positions [T] as the model's module takes them: [1, T] or [planes, 1, T]."""
-        return positions.expand(self.planes, 1, -1) if self.planes else positions[None]
+    grids: tuple[int, ...] = (1,)
 
     def form(self, cos: Tensor, sin: Tensor) -> Rotary:
         """Bring cos and sin [T, n], as the model's module returns them, to our form [T, d]."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ragkv.errors import ModelNotFound, ModelUnsupported, RagkvError
@@ -92,6 +93,8 @@ NEWER = {
 
 @pytest.mark.parametrize("architecture", NEWER)
 def test_a_converted_file_of_another_architecture_is_served_as_the_model_that_was_written(tmp_path, architecture):
+    if architecture in ("gemma2", "gemma3", "lfm2") and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("this release of transformers does not read the metadata of such files")
     kind, fields, metadata = NEWER[architecture]
     model = families.weights(kind, **{"vocab_size": len(written_gguf.vocabulary()), **fields})
     for parameter in model.parameters():

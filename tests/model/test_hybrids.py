@@ -123,14 +123,14 @@ def sources(name: str, count: int = 3) -> list[InMemoryChunk]:
     return [InMemoryChunk(kv, 4, exact=i == 0) for i, kv in enumerate(encoded(name)[:count])]
 
 
-def turned(plain: Any, keys: Tensor, by: int) -> Tensor:
+def turned(name: str, keys: Tensor, by: int) -> Tensor:
     """Turn keys [1, Hkv, n, d], which are turned to their positions, by some positions more."""
-    if plain.model.rotary_emb is None:  # Granite's keys do not turn
+    compute = own(name).model.rotary_emb
+    if compute is None:  # Granite's keys do not turn
         return keys
-    position = torch.tensor([[by]])
-    if hasattr(plain.model.rotary_emb, "mrope_section"):  # it takes time, height and width
-        position = position.expand(3, 1, 1)
-    cos, sin = (each[0] for each in plain.model.rotary_emb(keys, position))
+    # Qwen 3.5 has three positions a token, for images; text has the same one thrice.
+    positions = torch.tensor([[by]]) if name != "qwen3_5_text" else torch.tensor([[[by]]] * 3)
+    cos, sin = (each[0] for each in compute(keys, positions))
     first, rest = keys[..., : cos.shape[-1]], keys[..., cos.shape[-1] :]
     left, right = first.chunk(2, -1)
     return torch.cat([first * cos + torch.cat([-right, left], -1) * sin, rest], -1)
@@ -149,7 +149,7 @@ def naive(name: str, chunks: list[tuple[int, ...]], question: tuple[int, ...]) -
             made = plain(torch.tensor([[*PREFIX, *chunk]]), use_cache=True).past_key_values
         for number, layer in enumerate(made.layers):
             if getattr(layer, "keys", None) is not None:
-                keys = turned(plain, layer.keys, start - len(PREFIX))
+                keys = turned(name, layer.keys, start - len(PREFIX))
                 if joined.get(number):
                     joined[number].append((keys[:, :, len(PREFIX) :], layer.values[:, :, len(PREFIX) :]))
                 else:
