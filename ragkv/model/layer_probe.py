@@ -21,7 +21,7 @@ from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, masking, norm_name, run_block
 from ragkv.model.packed_heads import PackedHeads, stored_heads
 from ragkv.model.rotary import Rotation
-from ragkv.model.rotation_probe import SAMPLES, Codes, arrange, explains, find_turning, make_codes
+from ragkv.model.rotation_probe import ROUNDING, SAMPLES, Codes, arrange, find_turning, make_codes
 from ragkv.types import Shape
 
 TOKENS = 8
@@ -248,9 +248,10 @@ def _coded(block: Any, hidden: Tensor, given: Mapping[str, Any], codes: Codes) -
 def _rotation(heads: _Heads, codes: Codes, arguments: tuple[Any, ...], turned: tuple[Tensor, Tensor]) -> Rotation:
     """Return how a layer turns queries and keys, from what its attention got under each code."""
     q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
-    turning = find_turning(q[: 4 * SAMPLES], codes)
-    values_stay = torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
-    if turning is None or not (explains(turning, q, codes) and explains(turning, k, codes) and values_stay):
+    turning = find_turning(torch.cat([q, k]), codes)
+    rounding = ROUNDING[heads.v.dtype] * heads.v.norm()
+    values_stay = bool((heads.v - heads.v[:, :, :1]).norm() <= rounding)
+    if turning is None or not values_stay:
         raise ModelUnsupported("it does not turn pairs of its queries' and keys' dimensions, and nothing else")
     rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
     if rotation is None:
