@@ -21,7 +21,7 @@ from ragkv.model.own_forward import OwnLayer, Stop, attending, run_block
 from ragkv.model.packed_heads import PackedHeads, stored_heads
 from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotation
-from ragkv.model.rotation_probe import SAMPLES, Codes, Turning, arrange, explains, find_turning, make_codes
+from ragkv.model.rotation_probe import ROUNDING, SAMPLES, Codes, Turning, arrange, explains, find_turning, make_codes
 from ragkv.types import Shape
 
 FARTHEST = 2**20
@@ -243,16 +243,16 @@ def _rotation(heads: _Heads, codes: Codes, recorded: Recorded, turned: tuple[Ten
     A layer with dimensions that are always 0 may turn in several ways: as an earlier one does, if that is one of them.
     """
     q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
-    arguments = recorded.asked(turned)
-    values_stay = torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
+    arguments, both = recorded.asked(turned), torch.cat([q, k])
+    values_stay = bool((heads.v - heads.v[:, :, :1]).norm() <= ROUNDING[heads.v.dtype] * heads.v.norm())
 
     def fits(turning: Turning) -> bool:
-        return explains(turning, q, codes) and explains(turning, k, codes) and values_stay
+        return explains(turning, both, codes) and values_stay
 
     for earlier, its_rotation in recorded.known:
         if its_rotation.arguments == arguments and fits(earlier):
             return its_rotation
-    turning = find_turning(torch.cat([q[: 4 * SAMPLES], k[: 4 * SAMPLES]]), codes)
+    turning = find_turning(both, codes)
     if turning is None or not fits(turning):
         raise ModelUnsupported("it does not turn pairs of its queries' and keys' dimensions, and nothing else")
     rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
