@@ -110,8 +110,9 @@ def explains(turning: Turning, coded: Tensor, codes: Codes) -> bool:
     if len(turning.entry) != coded.shape[2] or bool((turning.entry >= width).any()):
         return False
     rows, base = coded.double(), coded[:, :1].double()
-    cos, sin = (each.to(rows.device)[:, turning.entry.clamp(min=0)] for each in (codes.cos, codes.sin))
-    expected = torch.where(turning.entry < 0, base, base * cos + turning.sign * base[..., turning.partner] * sin)
+    entry, partner, sign = (each.to(rows.device) for each in (turning.entry, turning.partner, turning.sign))
+    cos, sin = (each.to(rows.device)[:, entry.clamp(min=0)] for each in (codes.cos, codes.sin))
+    expected = torch.where(entry < 0, base, base * cos + sign * base[..., partner] * sin)
     return torch.equal(rows, expected)
 
 
