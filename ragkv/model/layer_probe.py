@@ -7,6 +7,7 @@ given. Then each layer runs up to its attention, on a few random rows.
 from __future__ import annotations
 
 import inspect
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,16 @@ from ragkv.model.own_forward import OwnLayer, Stop, attending, copy_with, maskin
 from ragkv.model.packed_heads import PackedHeads, stored_heads
 from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotation
-from ragkv.model.rotation_probe import SAMPLES, Codes, Turning, arrange, explains, find_turning, make_codes
+from ragkv.model.rotation_probe import (
+    ROUNDING,
+    SAMPLES,
+    Codes,
+    Turning,
+    arrange,
+    explains,
+    find_turning,
+    make_codes,
+)
 from ragkv.types import Shape
 
 TOKENS = 8
@@ -115,6 +125,13 @@ class _RecordingRotary(nn.Module):
         self._recorded.rotations.append((arguments, found))
         self._recorded.grids = tuple(position_ids.shape[:-1])
         return found
+
+
+class Unkept(UserDict[str, Any]):
+    """Stands where a layer leaves its KV for layers that share it, in a model where none does."""
+
+    def __setitem__(self, key: str, item: Any) -> None:
+        """Keep nothing."""
 
 
 @torch.inference_mode()
@@ -243,8 +260,9 @@ def _constants(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a layer is given, apart from positions, if that is the same for all rows."""
     constants = {name: value for name, value in named.items() if name != "position_ids"}
     for name, value in constants.items():
-        empty = isinstance(value, Mapping) and not value  # of KV that layers share, where none do
-        if not (empty or isinstance(value, bool | int | float | str | None)):
+        if isinstance(value, Mapping) and not value:
+            constants[name] = Unkept()
+        elif not isinstance(value, bool | int | float | str | None):
             raise ModelUnsupported(f"it is given {name}, which is not understood")
     return constants
 
@@ -327,12 +345,14 @@ def _rotation(heads: _Heads, codes: Codes, recorded: _Recorded, turned: tuple[Te
     A layer with dimensions that are always 0 may turn in several ways: as an earlier one does, if that is one of them.
     """
     q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
-    arguments, values_stay = _arguments(recorded, turned), torch.equal(heads.v, heads.v[:, :, :1].expand_as(heads.v))
+    both, arguments = torch.cat([q, k]), _arguments(recorded, turned)
+    rounding = ROUNDING[heads.v.dtype] * heads.v.norm()
+    values_stay = bool((heads.v - heads.v[:, :, :1]).norm() <= rounding)
     for known, found in recorded.known:
-        if found.arguments == arguments and explains(known, q, codes) and explains(known, k, codes) and values_stay:
+        if found.arguments == arguments and explains(known, both, codes) and values_stay:
             return found
-    turning = find_turning(torch.cat([q[: 4 * SAMPLES], k[: 4 * SAMPLES]]), codes)
-    if turning is None or not (explains(turning, q, codes) and explains(turning, k, codes) and values_stay):
+    turning = find_turning(both, codes)
+    if turning is None or not values_stay:
         raise ModelUnsupported("it does not turn pairs of its queries' and keys' dimensions, and nothing else")
     rotation = arrange(turning, turned[0][0], turned[1][0], arguments)
     if rotation is None:

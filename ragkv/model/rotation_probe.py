@@ -2,7 +2,7 @@
 
 Each code is a row of cos and sin whose entries are powers of two: the digits of the entry's number. What a dimension
 was multiplied by is the number of its entry, and what cos = 0, sin = 1 leaves in its place is its partner. The result
-is used only if it explains every row of queries and keys exactly.
+is used only if it explains every row of queries and keys.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from ragkv.model.rotary import Rotation
 
 BASE = 4
 """Digits of a number, each a power of two from 1 down to 1/8: exact in every dtype."""
-SAMPLES = 4
+SAMPLES = 8
 """Random rows that each code turns."""
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
+"""Largest relative error that is rounding: products of the same row differ by where it stands among the others."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Turning:
 
 
 def find_turning(coded: Tensor, codes: Codes) -> Turning | None:
-    """Find out how queries were turned.
+    """Find out how queries and keys were turned. A dimension that is 0 in all of them, as some norms make it, is known
+    by what its partner leaves in it.
 
     Args:
         coded: [S, C, d]. Each sample under each code.
@@ -75,45 +78,34 @@ def find_turning(coded: Tensor, codes: Codes) -> Turning | None:
     """
     rows, half = coded.double(), codes.cos.shape[0] // 2
     base, turned = rows[:, 0], rows[:, half]
-    still = (rows == base[:, None]).all(0).all(0)
-    # Some models have dimensions that are 0 for every token. Their entry shows in what they take from their partner.
-    entry = torch.where(base.any(0), _entries(base, rows[:, 1:half]), _entries(turned, rows[:, half + 1 :]))
-    told = turned.any(0)
-    same, opposite = ((turned[:, :, None] == each[:, None]).all(0) & told[:, None] for each in (base, -base))
-    sign = same.any(1).double() - opposite.any(1).double()
-    partner = (same | opposite).int().argmax(1)
-    for dimension in (~told & ~still).nonzero().flatten().tolist():
-        others = ((partner == dimension) & told & ~still).nonzero().flatten().tolist()
-        if len(others) == 1:
-            partner[dimension], sign[dimension] = others[0], -sign[others[0]]
-    if bool(((sign == 0) & ~still).any()) or not bool((entry.isfinite() | still).all()):
-        return None
+    size, turned_size = base.norm(dim=0), turned.norm(dim=0)
+    still = ((rows - base[:, None]).norm(dim=0) <= ROUNDING[coded.dtype] * size).all(0)
+    digits = (rows[:, 1:half] * base[:, None]).sum(0) + (rows[:, half + 1 :] * turned[:, None]).sum(0)
+    levels = (-(digits / (size**2 + turned_size**2)).log2()).round()
+    entry = (levels * BASE ** torch.arange(half - 1, device=rows.device)[:, None]).sum(0).nan_to_num(-1, -1, -1)
+    likeness = turned.T @ base  # of each dimension and each that may be its partner, over random samples
+    partner = (likeness / size.clamp(min=1e-300)).abs().argmax(1)
+    sign = likeness.gather(1, partner[:, None])[:, 0].sign()
+    for lone in ((turned_size == 0) & ~still).nonzero()[:, 0].tolist():  # what its partner left is 0
+        empty = ((partner == lone) & (size == 0)).nonzero()[:, 0]
+        if len(empty) == 1:
+            partner[lone], sign[lone] = empty[0], -sign[empty[0]]
     own = torch.arange(len(entry), device=rows.device)
-    found = Turning(
-        torch.where(still, -1, entry.nan_to_num()).long(), torch.where(still, own, partner), torch.where(still, 0, sign)
-    )
+    found = Turning(torch.where(still, -1, entry).long(), torch.where(still, own, partner), torch.where(still, 0, sign))
     return found if explains(found, coded, codes) else None
 
 
-def _entries(rows: Tensor, scaled: Tensor) -> Tensor:
-    """Return the number of each dimension's entry [d], from rows [S, d] and what the digits made of them [S, n, d]."""
-    digits = scaled.shape[1]
-    strongest = rows.abs().argmax(0, keepdim=True)
-    levels = scaled.gather(0, strongest[:, None].expand(1, digits, -1))[0] / rows.gather(0, strongest)
-    places = BASE ** torch.arange(digits, device=rows.device)[:, None]
-    return (levels.abs().log2().neg().round() * places).sum(0)
-
-
 def explains(turning: Turning, coded: Tensor, codes: Codes) -> bool:
-    """Return whether rows [S, C, d] are those of the first code, turned."""
+    """Return whether rows [S, C, d] are those of the first code, turned, but for rounding."""
     width = codes.cos.shape[1]
-    if len(turning.entry) != coded.shape[2] or bool((turning.entry >= width).any()):
-        return False
     rows, base = coded.double(), coded[:, :1].double()
     entry, partner, sign = (each.to(rows.device) for each in (turning.entry, turning.partner, turning.sign))
+    if len(entry) != rows.shape[2] or bool((entry >= width).any()) or bool(((entry < 0) != (sign == 0)).any()):
+        return False
     cos, sin = (each.to(rows.device)[:, entry.clamp(min=0)] for each in (codes.cos, codes.sin))
     expected = torch.where(entry < 0, base, base * cos + sign * base[..., partner] * sin)
-    return torch.equal(rows, expected)
+    size = base[:, 0].norm(dim=0)
+    return bool(((rows - expected).norm(dim=0) <= ROUNDING[coded.dtype] * (size + size[partner])).all())
 
 
 def arrange(turning: Turning, cos: Tensor, sin: Tensor, arguments: tuple[Any, ...]) -> Rotation | None:
