@@ -67,10 +67,10 @@ def acquire(pending: Mapping[int, PendingPin], pins: ExitStack) -> dict[int, Pin
 def make_kv_transfer(model: DecoderModel) -> KVTransfer | None:
     """Return a KV transfer for a model on one GPU with Triton, and None otherwise: blocks are then loaded as rows.
 
-    All layers must turn keys alike, because one table of cos and sin serves a copy.
+    All layers must turn keys alike and have the heads of stored rows, because one kernel turns them all.
     """
-    one = not model.spread and model.device.type == "cuda" and model.turns_alike
-    if not one or model.dtype == torch.float64 or not find_spec("triton"):
+    one = not model.spread and model.turns_alike and model.compares_heads
+    if not one or model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
         return None
     from ragkv.kernels import triton_transfer
 

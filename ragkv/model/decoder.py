@@ -225,7 +225,8 @@ class DecoderModel:
     def own_logits(self, tokens: Sequence[int]) -> Tensor:
         """Compute logits [n, vocabulary] with the loaded model's own forward, to check the layer loop."""
         ids = torch.tensor([tokens], device=self._embedding_at)
-        spread = move_inputs(self.body, self.devices, self._norm, self._norm_at) if self.spread else nullcontext()
+        at = layer_devices(self.body)  # of layers with a state, too
+        spread = move_inputs(self.body, at, self._norm, self._norm_at) if self.spread else nullcontext()
         with spread:
             hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state
         return self._logits(hidden[0])

@@ -6,6 +6,7 @@ given. Then each layer runs up to its attention, on a few random rows.
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -59,6 +60,13 @@ class _Heads:
     k: Tensor
     v: Tensor
     given: Mapping[str, Any]
+
+
+class Unkept(UserDict[str, Any]):
+    """Stands where a layer leaves its KV for layers that share it, in a model where none does."""
+
+    def __setitem__(self, key: str, item: Any) -> None:
+        """Keep nothing."""
 
 
 @torch.inference_mode()
@@ -167,8 +175,9 @@ def _constants(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a layer is given, apart from positions, if that is the same for all rows."""
     constants = {name: value for name, value in named.items() if name != "position_ids"}
     for name, value in constants.items():
-        empty = isinstance(value, Mapping) and not value  # of KV that layers share, where none do
-        if not (empty or isinstance(value, bool | int | float | str | None)):
+        if isinstance(value, Mapping) and not value:
+            constants[name] = Unkept()
+        elif not isinstance(value, bool | int | float | str | None):
             raise ModelUnsupported(f"it is given {name}, which is not understood")
     return constants
 

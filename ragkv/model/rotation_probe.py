@@ -98,14 +98,14 @@ def find_turning(coded: Tensor, codes: Codes) -> Turning | None:
 def explains(turning: Turning, coded: Tensor, codes: Codes) -> bool:
     """Return whether rows [S, C, d] are those of the first code, turned, but for rounding."""
     width = codes.cos.shape[1]
-    if bool((turning.entry >= width).any()) or bool(((turning.entry < 0) != (turning.sign == 0)).any()):
-        return False
     rows, base = coded.double(), coded[:, :1].double()
-    cos, sin = (each.to(rows.device)[:, turning.entry.clamp(min=0)] for each in (codes.cos, codes.sin))
-    turned = base * cos + turning.sign * base[..., turning.partner] * sin
-    expected = torch.where(turning.entry < 0, base, turned)
+    entry, partner, sign = (each.to(rows.device) for each in (turning.entry, turning.partner, turning.sign))
+    if len(entry) != rows.shape[2] or bool((entry >= width).any()) or bool(((entry < 0) != (sign == 0)).any()):
+        return False
+    cos, sin = (each.to(rows.device)[:, entry.clamp(min=0)] for each in (codes.cos, codes.sin))
+    expected = torch.where(entry < 0, base, base * cos + sign * base[..., partner] * sin)
     size = base[:, 0].norm(dim=0)
-    return bool(((rows - expected).norm(dim=0) <= ROUNDING[coded.dtype] * (size + size[turning.partner])).all())
+    return bool(((rows - expected).norm(dim=0) <= ROUNDING[coded.dtype] * (size + size[partner])).all())
 
 
 def arrange(turning: Turning, cos: Tensor, sin: Tensor, arguments: tuple[Any, ...]) -> Rotation | None:

@@ -31,7 +31,7 @@ from ragkv.model.placement import SPREAD, assign_layers, check_spreadable, remov
 from ragkv.model.profile import Profile
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.timing import StepTimer
-from tests import families, tiny
+from tests import families, hybrids, tiny
 from tests.places import HOST, PLACES, here, places, spread
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -290,3 +290,19 @@ def test_on_gpus_both_loops_agree():
         for each in (model, plain)
     ]
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "granitemoehybrid", "lfm2"])
+def test_layers_with_a_state_may_be_on_several_devices(name):
+    with places():
+        alone = hybrids.model(name)
+        apart_from_it = DecoderModel(spread(hybrids.own.__wrapped__(name), 2), profile=alone.profile)
+        assert apart_from_it.spread
+        ids, found = families.tokens(20), []
+        for model in (alone, apart_from_it):
+            cache = ContextCache(model.shape, 24, model.dtype, model.devices)
+            parts = [model.forward([append(cache, ids[start:stop], start)])[0] for start, stop in ((0, 12), (12, 20))]
+            restored = model.states_of(model.states.flat(cache.states))
+            assert [state.tail.device for state in restored] == [state.tail.device for state in cache.states]
+            found.append(torch.cat(parts).cpu())
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
