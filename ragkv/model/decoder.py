@@ -29,13 +29,12 @@ from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Pass, append
 from ragkv.model.layers import Layers, own_layers, wired_layers
 from ragkv.model.model_cache import Notify
-from ragkv.model.own_forward import rotary_name
 from ragkv.model.pass_rows import PassRows, attend_together
 from ragkv.model.placement import layer_devices, move_inputs
 from ragkv.model.profile import Profile, default_profile
 from ragkv.model.prompt import Prompt
 from ragkv.model.recurrence import StateForm, States, state_form
-from ragkv.model.rotary import Rotary
+from ragkv.model.rotary import Rotary, rotary_name
 from ragkv.model.source import ModelSource
 from ragkv.model.supported import architecture_of, check_supported, is_wired
 

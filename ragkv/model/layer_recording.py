@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ragkv.errors import ModelUnsupported
-from ragkv.model.own_forward import copy_with, masking, norm_name, rotary_name
-from ragkv.model.rotary import Rotation
+from ragkv.model.own_forward import copy_with, masking, norm_name
+from ragkv.model.rotary import Rotation, rotary_name
 from ragkv.model.rotation_probe import Turning
 
 TOKENS = 8

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from ragkv.model.layer_bodies import LayerBody, WiredLayer
 from ragkv.model.layer_kinds import LayerKind
-from ragkv.model.layer_probe import read_layers
-from ragkv.model.own_forward import OwnEnds, check_parts, use_own_attention
 from ragkv.model.pass_rows import PassRows
 from ragkv.model.placement import layer_devices
 from ragkv.model.recurrence import RecurrentLayer
@@ -119,6 +117,10 @@ def own_layers(weights: Any) -> Layers:
     Raises:
         ModelUnsupported: a layer does something that is not understood.
     """
+    # transformers' modelling code takes seconds to import, and layers made as Llama's do without it.
+    from ragkv.model.layer_probe import read_layers
+    from ragkv.model.own_forward import OwnEnds, check_parts, use_own_attention
+
     check_parts(weights)
     use_own_attention(weights)
     found = read_layers(weights)

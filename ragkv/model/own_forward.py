@@ -27,14 +27,12 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from ragkv.errors import ModelUnsupported
 from ragkv.kernels.attention import index_to_device
 from ragkv.model.layer_bodies import Attend
-from ragkv.model.rotary import Rotation
+from ragkv.model.rotary import Rotation, rotary_name
 
 NAME = "ragkv"
 """Name of the attention function in transformers."""
 NORMS = ("norm", "final_layernorm", "embedding_norm")
 """What decoders call their last norm."""
-ROTARIES = ("rotary_emb", "pos_emb")
-"""What decoders call the module that computes cos and sin. It is None where keys do not turn."""
 
 
 class Stop(Exception):
@@ -108,11 +106,6 @@ def copy_with(module: Any, **children: nn.Module) -> Any:
 def norm_name(body: Any) -> str:
     """Return what a decoder calls its last norm; "" where it has none that is known."""
     return next((name for name in NORMS if hasattr(body, name)), "")
-
-
-def rotary_name(body: Any) -> str:
-    """Return what a decoder calls the module that computes cos and sin; "" where it has none that is known."""
-    return next((name for name in ROTARIES if hasattr(body, name)), "")
 
 
 def check_parts(weights: Any) -> None:

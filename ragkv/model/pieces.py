@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,22 @@ def control_tokens(text: str, tokenizer: Any) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
 
+def _split(text: str, words: Sequence[str]) -> list[str]:
+    """Divide a text at words, the first of them that stands at a place: text, word, text, word, …, text."""
+    cut, start, at = list[str](), 0, 0
+    while at < len(text):
+        word = next((word for word in words if text.startswith(word, at)), "")
+        if word:
+            cut += [text[start:at], word]
+            start = at + len(word)
+        at = start if word else at + 1
+    return [*cut, text[start:]]
+
+
 def _parts(text: str, tokenizer: Any) -> Iterator[_Part]:
     """Divide a piece into texts with fields and runs of control tokens with what stands between them."""
     words = sorted({word for word in added_words(tokenizer).values() if word}, key=len, reverse=True)
-    cut = re.split("({})".format("|".join(map(re.escape, words))), text) if words else [text]
+    cut = _split(text, words)
     if len(cut) == 1:
         yield _Part(text, None)
         return

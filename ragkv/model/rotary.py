@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROTARIES = ("rotary_emb", "pos_emb")
+"""What decoders call the module that computes cos and sin. It is None where keys do not turn."""
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -73,3 +76,8 @@ def rotate_together(
     sizes = [each.shape[0] for each in q]
     every = Rotary(torch.cat([each.cos for each in rotary]), torch.cat([each.sin for each in rotary]))
     return list(rotate(torch.cat(list(q)), every).split(sizes)), list(rotate(torch.cat(list(k)), every).split(sizes))
+
+
+def rotary_name(body: Any) -> str:
+    """Return what a decoder calls the module that computes cos and sin; "" where it has none that is known."""
+    return next((name for name in ROTARIES if hasattr(body, name)), "")
