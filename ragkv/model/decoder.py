@@ -233,13 +233,14 @@ class DecoderModel:
     def rotary(self, positions: Tensor, layer: int = 0) -> Rotary:
         """Compute cos and sin of a layer at `positions` [T] with the model's own rotary module."""
         rotation = self._layers.rotations[self.kinds[layer].rotation]
-        probe = torch.empty(0, dtype=self.dtype, device=self.device)
         compute = getattr(self.body, rotary_name(self.body))
         if compute is None:
             still = torch.ones(len(positions), 1, dtype=self.dtype, device=self.device)
             return rotation.form(still, 0 * still)
-        cos, sin = compute(probe, positions.to(self.device).expand(*rotation.grids, -1), *rotation.arguments)
-        return rotation.form(cos[0], sin[0])
+        device = next((each.device for each in compute.buffers()), self.device)
+        probe = torch.empty(0, dtype=self.dtype, device=device)
+        cos, sin = compute(probe, positions.to(device).expand(*rotation.grids, -1), *rotation.arguments)
+        return rotation.form(cos[0], sin[0]).to(self.device)
 
     def rotary_tables(self, end: int) -> dict[tuple[int, torch.device], Rotary]:
         """Compute cos and sin of all positions before `end`, by rotation and device of the layers."""
