@@ -129,6 +129,8 @@ def random_model(
     if form not in ("exact", "fp8"):
         raise InputError(f"weights have the form exact or fp8, not {form!r}")
     if isinstance(shape, str) and shape in OWN_SHAPES and isinstance(device, (str, torch.device)):
+        if layers or form != "exact":
+            raise InputError(f"shape {shape!r} has all its layers, and exact weights")
         return own_random_model(shape, device, dtype, seed)
     name, sizes = (shape, find_shape(shape)) if isinstance(shape, str) else ("random", shape)
     if device == SPREAD:

@@ -51,3 +51,9 @@ def test_every_method_has_its_times_and_no_floor(monkeypatch: pytest.MonkeyPatch
 def test_they_run_on_one_device() -> None:
     with pytest.raises(InputError, match="one device"):
         random_model("gemma-3-270m", "spread")
+
+
+def test_they_have_all_their_layers_and_exact_weights() -> None:
+    for options in ({"layers": 2}, {"form": "fp8"}):
+        with pytest.raises(InputError, match="all its layers"):
+            random_model("gemma-3-270m", **options)  # type: ignore[arg-type]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def start(loop: ServingLoop, question: str, options: AskOptions) -> Future[Answe
     request = Request(question, options, FutureListener())
     loop.start(request)
     return future_of(request)
+
+
+@contextmanager
+def forward_by(engine: Engine, forward: Callable[[Sequence[Pass]], list[Tensor]]) -> Iterator[None]:
+    """Run passes by another function."""
+    engine.model.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del engine.model.forward
 
 
 def small_loop(engine: Engine, questions: Sequence[str], tokens: int = 6) -> tuple[ServingLoop, list[Future[Answer]]]:
@@ -60,15 +71,12 @@ def test_chunks_that_several_questions_miss_are_encoded_once_beside_a_running_an
             beside.extend([len(passes) > len(captures)] * bool(captures))
             return forward(passes)
 
-        engine.model.forward = note_encodings  # type: ignore[method-assign]
         engine.store.put = note_write  # type: ignore[method-assign]
-        try:
+        with forward_by(engine, note_encodings):
             options = AskOptions(method="reuse", top_k=3, max_tokens=6)
             futures = [start(loop, question, options) for question in asked]
             while loop.count:
                 loop.step()
-        finally:
-            del engine.model.forward
         assert [each.result().answer for each in futures] == [each.answer for each in expected]
         assert len(encoded) == len(set(encoded)) >= 4
         assert len(stored) == len(set(stored)) == len(encoded), "and stored once"
@@ -92,12 +100,9 @@ def test_a_fault_of_a_first_pass_ends_no_running_answer(tmp_path: Path) -> None:
                 raise MemoryError
             return forward(passes)
 
-        engine.model.forward = without_room  # type: ignore[method-assign]
-        try:
+        with forward_by(engine, without_room):
             while loop.count:
                 loop.step()
-        finally:
-            del engine.model.forward
         assert isinstance(bad.exception(), OutOfMemory)
         assert running.result().answer == alone.answer
 
@@ -117,12 +122,9 @@ def test_every_forward_of_a_plan_that_is_completed_on_the_run_decodes_the_runnin
             return forward(passes)
 
         asked = start(loop, "Who built the mill?", AskOptions(method=method, top_k=3, max_tokens=2))
-        engine.model.forward = note  # type: ignore[method-assign]
-        try:
+        with forward_by(engine, note):
             while not asked.done():
                 loop.step()
-        finally:
-            del engine.model.forward
         assert len(beside) > engine.model.shape.layers, "one pass a layer"
         assert not running.done()
         assert min(beside) == 1, "no forward leaves the running answer without a token"
@@ -143,12 +145,9 @@ def test_of_questions_that_share_a_forward_which_fails_only_the_one_at_fault_end
                 raise MemoryError
             return forward(passes)
 
-        engine.model.forward = without_room  # type: ignore[method-assign]
-        try:
+        with forward_by(engine, without_room):
             while loop.count:
                 loop.step()
-        finally:
-            del engine.model.forward
         assert bad
         assert sizes[:2] == [3, 1], "together, and then each alone"
         assert [futures[i].result().answer for i in (0, 2)] == [expected[i] for i in (0, 2)]
@@ -169,12 +168,9 @@ def test_a_pass_that_several_questions_wait_for_and_that_fails_ends_them_once(tm
                 raise MemoryError
             return forward(passes)
 
-        engine.model.forward = fail  # type: ignore[method-assign]
-        try:
+        with forward_by(engine, fail):
             for _ in range(20):
                 loop.step()
-        finally:
-            del engine.model.forward
         assert [type(each.exception(0)) for each in futures] == [OutOfMemory] * 2
 
 
