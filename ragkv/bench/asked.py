@@ -79,7 +79,7 @@ class AskedSample:
         self.prefiller, self.chunks, self.question, self.backend = prefiller, chunks, question, ""
         self._stored = stored
         model = prefiller.model
-        self._evidence = RandomEvidence([*map(len, chunks)], model.profile.block, seed, model.device)
+        self._evidence = RandomEvidence([*map(len, chunks)], model.profile.block, seed)
         self._questions = (drawn(prefiller.model, question, seed, QUESTIONS + number) for number in count())
 
     @property

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ragkv.engine.evidence import EvidenceFinder, window_scores
+from ragkv.engine.evidence import EvidenceFinder, window_vectors
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.evidence import BlockEvidence
 from ragkv.types import SEGMENT_BYTES, EmbeddedPassages, Hit
@@ -34,6 +35,11 @@ class SetSegments:
         self._segments: dict[tuple[str, str], NDArray[np.int8]] = {}
         self._questions: dict[str, NDArray[np.float32]] = {}
 
+    @property
+    def identity(self) -> Hashable:
+        """One embedder makes all of them."""
+        return None
+
     def question_vector(self, question: str) -> NDArray[np.float32]:
         """Return the unit vector of a question [dimension]."""
         if question not in self._questions:
@@ -51,7 +57,7 @@ class SetSegments:
 
 def set_evidence(model: DecoderModel, embedder: SetEmbedder) -> EvidenceFinder:
     """Return what finds evidence in the chunks of question sets, as the service finds it in retrieved ones."""
-    return EvidenceFinder(SetSegments(embedder), model.prompt, model.profile.block, model.device)
+    return EvidenceFinder(SetSegments(embedder), model.prompt, model.profile.block)
 
 
 def packaged_evidence(model: DecoderModel) -> EvidenceFinder:
@@ -63,34 +69,31 @@ def packaged_evidence(model: DecoderModel) -> EvidenceFinder:
 
 
 class RandomEvidence:
-    """Evidence in chunks of random tokens: as much work as in a service, and blocks as scattered.
+    """Evidence in chunks of random tokens: as much work as in a service that knows them, and blocks as scattered.
 
     Words are drawn, not looked for in texts, of which there are none.
     """
 
-    def __init__(self, sizes: Sequence[int], block: int, seed: int, device: torch.device | str):
+    def __init__(self, sizes: Sequence[int], block: int, seed: int):
         """Draw segments.
 
         Args:
             sizes: Tokens of each chunk.
             block: Tokens of a block.
             seed: Of all that is drawn.
-            device: Compares windows with questions.
         """
-        self._device = device
         self._random = np.random.default_rng(seed)
-        self._bounds, self._segments = list[NDArray[np.float64]](), list[NDArray[np.int8]]()
+        self._vectors = list[Tensor]()
         for size in sizes:
             ends = TOKEN_BYTES * np.append(np.arange(block, size, block), size).astype(np.float64)
             first, last = np.concatenate([[0.0, 0.0], ends[:-2]])[: len(ends)], np.append(ends[1:], ends[-1:])
-            self._bounds.append(np.stack([first, last]))
             shape = (-(-TOKEN_BYTES * size // SEGMENT_BYTES), DIMENSION)
-            self._segments.append(self._random.integers(-127, 128, shape, dtype=np.int8))
+            segments = self._random.integers(-127, 128, shape, dtype=np.int8)
+            self._vectors.append(window_vectors(segments, np.stack([first, last])))
 
     def find(self) -> list[BlockEvidence]:
         """Return the evidence of a new random question in every chunk."""
-        question = self._random.standard_normal(DIMENSION).astype(np.float32)
-        meaning = window_scores(self._segments, self._bounds, question / np.linalg.norm(question), self._device)
-        return [
-            BlockEvidence(mine, torch.from_numpy(self._random.random((len(mine), WORDS)) < 0.05)) for mine in meaning
-        ]
+        vector = self._random.standard_normal(DIMENSION).astype(np.float32)
+        question = torch.from_numpy(vector / np.linalg.norm(vector))
+        words = [torch.from_numpy(self._random.random((len(mine), WORDS)) < 0.05) for mine in self._vectors]
+        return [BlockEvidence(mine @ question, found) for mine, found in zip(self._vectors, words, strict=True)]

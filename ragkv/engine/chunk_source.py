@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 
+import numpy as np
 from torch import Tensor
 
 from ragkv.engine.chunk_store import ChunkStore
@@ -49,7 +49,7 @@ class StoredChunk:
         hit: Whether the head record was valid and the chunk was not encoded again.
         fallback: Why the chunk was encoded again, as in `Fallback.reason`; "" if it was not.
         head_bytes: Bytes of the head record, from memory or the store.
-        loaded_layers: Bytes of the blocks loaded from host memory or the store, by layer.
+        loaded_layers: Bytes of the blocks loaded from host memory or the store, by layer [L].
         state_bytes: Bytes of states loaded from the store.
     """
 
@@ -77,7 +77,7 @@ class StoredChunk:
         """
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.state_bytes = False, "", 0, 0
-        self.loaded_layers = Counter[int]()
+        self.loaded_layers = np.zeros(store.layers, np.int64)
         self._store, self._exact, self._costs = store, exact, costs
         self._encode, self._repair_entry = encode, repair_entry
         self._key, self._tier_bytes = found[0] if found else store.key(tokens), TierBytes()
@@ -129,7 +129,7 @@ class StoredChunk:
     @property
     def loaded_bytes(self) -> int:
         """Bytes of the blocks loaded from host memory or the store."""
-        return self.loaded_layers.total()
+        return int(self.loaded_layers.sum())
 
     def load(self, requested: Sequence[Blocks]) -> Passes[list[Rows]]:
         """Return per layer the pre-RoPE rows of the wanted blocks, from a new encoding if the store fails."""
@@ -173,8 +173,9 @@ class StoredChunk:
         head = self._loadable_head(requested)
         if head is None:
             return no_blocks
-        if not self._store.tiers.missing_bytes(self._key, head, requested):  # pinning is quicker than starting a thread
-            return lambda: self._wait_pinned(partial(self._pin_blocks, head, requested))
+        held = self._store.tiers.pin_held(self._key, head, requested)
+        if held is not None:  # quicker than starting a thread
+            return partial(self._wait_pinned, lambda: held)
         return partial(self._wait_pinned, threads.submit(self._pin_blocks, head, requested).result)
 
     def pin_resident(self, requested: Sequence[Blocks]) -> ResidentBlocks | None:
@@ -217,7 +218,7 @@ class StoredChunk:
     def _count(self, tier_bytes: TierBytes) -> None:
         self._tier_bytes += tier_bytes
         for tier in {"store", "host"} & tier_bytes.layers.keys():
-            self.loaded_layers.update(dict(enumerate(tier_bytes.layers[tier].tolist())))
+            self.loaded_layers += tier_bytes.layers[tier]
 
     def _lose(self, fallback: str, reason: StoreError | None = None) -> None:
         """Do without what is stored: `load` encodes the chunk. reason: why the store failed, if it did."""

@@ -46,6 +46,7 @@ class ChunkStore:
     Attributes:
         tiers: The store and its tiers. Wrap calls that read blocks in `quarantining`.
         block: Tokens of a block.
+        layers: Layers of the model.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ChunkStore:
             seal: Verifies what is read.
             quarantine: Shared by all views of a store.
         """
-        self.tiers, self.block = tiers, model.profile.block
+        self.tiers, self.block, self.layers = tiers, model.profile.block, model.shape.layers
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
         self._salt = seal.salt(collection)
         self._quarantine = quarantine or Quarantine()

@@ -114,7 +114,7 @@ class Engine:
             self.fingerprint,
             settings.conversation_bytes,
             PrefixCache(self.prefiller.prefix, settings.prefix_cache_bytes),
-            EvidenceFinder(retriever, model.prompt, model.profile.block, model.device).find,
+            EvidenceFinder(retriever, model.prompt, model.profile.block).find,
         )
         self.questions = Questions(self)
 

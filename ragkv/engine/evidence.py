@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,8 +26,9 @@ from ragkv.types import SEGMENT_BYTES, Chunk, Hit
 
 MOST_WORDS = 64
 """Words of a question that are looked for; a longer question has its first ones."""
-MOST_KNOWN = 4096
-"""Chunks whose windows are kept: a kilobyte each."""
+KNOWN_BYTES = 2**26
+"""Memory for what is known of chunks: about 100 KB of a chunk of 1,024 tokens. Without it every question about a
+popular chunk would fold its text and add up its segments again."""
 STEM = 5
 """Letters by which words are compared, so that `built` and `builds`, or `bridge` and `bridges`, are the same."""
 
@@ -36,50 +38,104 @@ _WORD = re.compile(r"\w+")
 class SegmentFinder(Protocol):
     """The part of `ragkv.retrieval.Retriever` that evidence needs."""
 
+    @property
+    def identity(self) -> Hashable:
+        """Of the embedder that makes segments and vectors of questions."""
+        ...
+
     def question_vector(self, question: str) -> NDArray[np.float32]: ...
 
     def segments(self, hits: Sequence[Hit]) -> list[NDArray[np.int8]]: ...
 
 
+@dataclass(frozen=True, eq=False)
+class SearchedText:
+    """What words are looked for in: in one form of each character, in lower case, grouped numbers in one piece behind.
+
+    Attributes:
+        text: The text of a chunk.
+        offsets: The byte of the chunk's text that each character of `text` stands for; None where they are the same.
+        title: The title of the chunk.
+    """
+
+    text: str
+    offsets: NDArray[np.int64] | None
+    title: str
+
+
+@dataclass(frozen=True, eq=False)
+class KnownChunk:
+    """What is the same of a chunk for every question.
+
+    Attributes:
+        bounds: First and last byte of the window of each block [2, B], in the text of the chunk.
+        vectors: Unit vector of each window [B, dimension] float32, on the CPU.
+        searched: What words are looked for in.
+    """
+
+    bounds: NDArray[np.float64]
+    vectors: Tensor
+    searched: SearchedText
+
+    @property
+    def bytes(self) -> int:
+        """Memory, about."""
+        offsets = self.searched.offsets
+        return (
+            self.bounds.nbytes
+            + self.vectors.nbytes
+            + len(self.searched.text)
+            + (0 if offsets is None else offsets.nbytes)
+        )
+
+
 class EvidenceFinder:
     """Finds evidence in chunks that one model reads. Holds no request state; one thread at a time uses it."""
 
-    def __init__(self, finder: SegmentFinder, prompt: Prompt, block: int, device: torch.device | str = "cpu"):
+    def __init__(self, finder: SegmentFinder, prompt: Prompt, block: int):
         """Set up the finder.
 
         Args:
             finder: Knows the segments of chunks, and embeds questions.
             prompt: Places tokens in texts.
             block: Tokens of a block.
-            device: Compares windows with questions.
         """
-        self._finder, self._prompt, self._block, self._device = finder, prompt, block, device
-        self._known: OrderedDict[tuple[int, ...], NDArray[np.float64]] = OrderedDict()
+        self._finder, self._prompt, self._block = finder, prompt, block
+        self._known: OrderedDict[Hashable, KnownChunk] = OrderedDict()
+        self._bytes = 0
 
     def find(self, question: str, hits: Sequence[Hit]) -> list[BlockEvidence]:
         """Return the evidence in the chunk of each hit. Raises ModelNotFound: the embedder cannot be loaded."""
-        bounds = [self._windows(hit.chunk) for hit in hits]
-        vector = self._finder.question_vector(question)
-        meaning = window_scores(self._finder.segments(hits), bounds, vector, self._device)
-        sought = question_words(question)
+        chunks = self._know(hits)
+        vector, words = torch.from_numpy(self._finder.question_vector(question)), question_words(question)
         return [
-            BlockEvidence(mine, find_words(sought, hit.chunk, bound))
-            for mine, hit, bound in zip(meaning, hits, bounds, strict=True)
+            BlockEvidence(chunk.vectors @ vector, find_words(words, chunk.searched, chunk.bounds)) for chunk in chunks
         ]
+
+    def _know(self, hits: Sequence[Hit]) -> list[KnownChunk]:
+        """Return what is known of the chunk of each hit; what is used least makes room for what is new."""
+        identity = self._finder.identity
+        names = [(identity, hit.chunk.title, hit.chunk.text) for hit in hits]
+        missing = {name: hit for name, hit in zip(names, hits, strict=True) if name not in self._known}
+        segments = self._finder.segments([*missing.values()]) if missing else []
+        for (name, hit), mine in zip(missing.items(), segments, strict=True):
+            bounds = self._windows(hit.chunk)
+            self._known[name] = KnownChunk(bounds, window_vectors(mine, bounds), searched_text(hit.chunk))
+            self._bytes += self._known[name].bytes
+        for name in names:
+            self._known.move_to_end(name)
+        chunks = [self._known[name] for name in names]
+        while self._bytes > KNOWN_BYTES:
+            self._bytes -= self._known.popitem(last=False)[1].bytes
+        return chunks
 
     def _windows(self, chunk: Chunk) -> NDArray[np.float64]:
         """Return first and last byte of the window of each block [2, B], in the text of the chunk."""
-        if chunk.tokens in self._known:
-            self._known.move_to_end(chunk.tokens)
-            return self._known[chunk.tokens]
         ends = self._prompt.token_ends(chunk.title, chunk.text, chunk.tokens)
         last = np.append(ends[self._block - 1 : -1 : self._block], ends[-1])
         first = np.concatenate([[0.0], last[:-1]])
         windows = np.stack([np.append(first[:1], first[:-1]), np.append(last[1:], last[-1:])])
-        self._known[chunk.tokens] = np.clip(windows, 0.0, len(chunk.text.encode()))
-        if len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
-        return self._known[chunk.tokens]
+        return np.clip(windows, 0.0, len(chunk.text.encode()))
 
 
 def as_hits(chunks: Sequence[tuple[str, str]], tokens: Sequence[tuple[int, ...]]) -> list[Hit]:
@@ -88,38 +144,21 @@ def as_hits(chunks: Sequence[tuple[str, str]], tokens: Sequence[tuple[int, ...]]
     return [Hit(Chunk(f"#{i}", "", i, title, text, ids), 0.0, i) for i, ((title, text), ids) in pairs]
 
 
-def window_scores(
-    segments: Sequence[NDArray[np.int8]],
-    bounds: Sequence[NDArray[np.float64]],
-    question: NDArray[np.float32],
-    device: torch.device | str = "cpu",
-) -> list[Tensor]:
-    """Compare windows of several texts with a question.
+def window_vectors(segments: NDArray[np.int8], bounds: NDArray[np.float64]) -> Tensor:
+    """Return the direction of each window of a text.
 
     Args:
-        segments: Segments of each text.
-        bounds: Of each text, first and last byte of each of its windows [2, W].
-        question: Unit vector of the question [dimension].
-        device: Computes.
+        segments: Segments of the text [S, dimension].
+        bounds: First and last byte of each window [2, W].
 
     Returns:
-        For each text the cosine of the question and each window [W] float32, on the CPU. A window is the sum of its
+        Unit vectors [W, dimension] float32, on the CPU; zeros for a window of no length. A window is the sum of its
         segments, each with the share of it that is in the window.
     """
-    counts, sizes = [len(each) for each in segments], [bound.shape[1] for bound in bounds]
-    rows = F.normalize(torch.from_numpy(np.concatenate(segments)).to(device).float(), dim=1)
-    count = np.repeat(counts, sizes)
-    first, last = np.clip(np.concatenate(bounds, axis=1) / SEGMENT_BYTES, 0, count)
-    begin = np.minimum(first.astype(np.int64), count - 1)
-    # Of every window the segments from the one it begins in, and how much of each is inside of it [sum of W, most].
-    numbers = begin[:, None] + np.arange(1 + int((np.ceil(last) - begin).max(initial=0)))
+    rows, numbers = F.normalize(torch.from_numpy(segments.astype(np.float32)), dim=1), np.arange(len(segments))
+    first, last = np.clip(bounds / SEGMENT_BYTES, 0, len(segments))
     inside = (np.minimum(numbers + 1, last[:, None]) - np.maximum(numbers, first[:, None])).clip(min=0)
-    starts = np.repeat(np.cumsum([0, *counts[:-1]]), sizes)
-    at = torch.from_numpy(np.minimum(starts[:, None] + numbers, len(rows) - 1)).to(device)
-    weights = torch.from_numpy(inside.astype(np.float32)).to(device)
-    windows = F.embedding_bag(at, rows, per_sample_weights=weights, mode="sum")
-    cosines = (F.normalize(windows, dim=1) @ torch.from_numpy(question).to(device)).cpu()
-    return list(cosines.split(sizes))
+    return F.normalize(torch.from_numpy(inside.astype(np.float32)) @ rows, dim=1)
 
 
 def question_words(question: str) -> tuple[str, ...]:
@@ -131,20 +170,19 @@ def question_words(question: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))[:MOST_WORDS]
 
 
-def find_words(words: Sequence[str], chunk: Chunk, windows: NDArray[np.float64]) -> Tensor:
+def find_words(words: Sequence[str], searched: SearchedText, windows: NDArray[np.float64]) -> Tensor:
     """Return which words stand in each window, or in the title [B, W] bool.
 
     Args:
         words: As `question_words` returns them.
-        chunk: The chunk.
+        searched: The chunk.
         windows: First and last byte of each window [2, B].
     """
     present = np.zeros((windows.shape[1], len(words)), bool)
-    numeric = any(map(str.isdigit, words))
-    (text, offsets), (title, _) = _searched(chunk.text, numeric), _searched(chunk.title, numeric)
+    text, offsets = searched.text, searched.offsets
     for number, word in enumerate(words):
         places = np.asarray(_places(text, word), np.int64)
-        if _places(title, word):
+        if _places(searched.title, word):
             present[:, number] = True
         elif len(places):
             at = places if offsets is None else np.sort(offsets[places])
@@ -153,13 +191,15 @@ def find_words(words: Sequence[str], chunk: Chunk, windows: NDArray[np.float64])
     return torch.from_numpy(present)
 
 
-def _searched(text: str, numeric: bool) -> tuple[str, NDArray[np.int64] | None]:
-    """Return what words are looked for in, and the byte of the text that each of its characters stands for.
+def searched_text(chunk: Chunk) -> SearchedText:
+    """Return what words are looked for in of a chunk."""
+    return SearchedText(*_searched(chunk.text), _searched(chunk.title)[0])
 
-    numeric: Whether numbers are looked for. Those in groups stand in one piece behind the text.
-    """
+
+def _searched(text: str) -> tuple[str, NDArray[np.int64] | None]:
+    """Return what words are looked for in, and the byte of the text that each of its characters stands for."""
     read, stands = fold_with_offsets(text)
-    grouped = list(numbers(read)) if numeric else []
+    grouped = list(numbers(read))
     if text.isascii() and not grouped:
         return _lower(read), None
     begins = byte_offsets(text) if stands is None else byte_offsets(text)[stands]

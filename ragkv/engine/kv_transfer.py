@@ -25,9 +25,13 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Piece
 
 LEAST = 2**22
-"""Bytes of a launch, at least. Launching a kernel takes Python about as long as the bus takes for so many."""
+"""Bytes of the first launch, at least, which the model waits for. Launching a kernel takes Python about as long as the
+bus takes for so many."""
+GROWTH, MOST = 4, 2**26
+"""Each launch has so many times the bytes of the one before, up to `MOST`: the bus takes a millisecond for them. A
+layer is computed more slowly than what a question keeps of it is copied, so the model does not wait again."""
 LAUNCHES = 8
-"""Launches of a large transfer, about. The model waits for the first one, which has no more bytes than it must."""
+"""Launches of a transfer of which the most have more bytes, about."""
 
 THREADS = 4
 """Chunks that are fetched from the store at the same time."""
@@ -153,11 +157,11 @@ class KVTransfer:
 
 def launch_layers(stops: Sequence[int], block_bytes: int) -> list[int]:
     """Return the layers with which launches begin, 0 first. stops: as `_table` returns them."""
-    most = max(LEAST, stops[-1] * block_bytes // LAUNCHES)
-    begin = [0]
+    most, size, begin = max(MOST, stops[-1] * block_bytes // LAUNCHES), LEAST, [0]
     for layer in range(1, len(stops) - 1):
-        if (stops[layer] - stops[begin[-1]]) * block_bytes >= (most if len(begin) > 1 else LEAST):
+        if (stops[layer] - stops[begin[-1]]) * block_bytes >= size:
             begin.append(layer)
+            size = min(GROWTH * size, most)
     return begin
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
@@ -92,12 +94,12 @@ def build_report(model: DecoderModel, request: Request, completion: Completion) 
 
 def _byte_counts(model: DecoderModel, tokens: int, sources: Sequence[StoredChunk]) -> ByteCounts:
     """Count the bytes that were read of chunks with so many tokens."""
-    layers = sum((source.loaded_layers for source in sources), Counter[int]())
+    layers = sum((source.loaded_layers for source in sources), np.zeros(model.shape.layers, np.int64))
     return ByteCounts(
         context_kv=tokens * model.token_bytes,
         heads=sum(source.head_bytes for source in sources),
-        loaded=layers.total(),
-        windows=sum(layers[layer] for layer, kind in enumerate(model.kinds) if kind.window is not None),
+        loaded=int(layers.sum()),
+        windows=sum(int(layers[layer]) for layer, kind in enumerate(model.kinds) if kind.window is not None),
         states=sum(source.state_bytes for source in sources),
     )
 

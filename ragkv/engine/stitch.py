@@ -61,22 +61,18 @@ class Stitch:
 
     def reserve(self, pieces: Sequence[Piece], requested: Sequence[Sequence[Blocks]]) -> None:
         """Give rows to blocks requested[layer][chunk]. Their content is undefined until it is filled in or computed."""
-        before: Sequence[Blocks] | None = None
-        positions = torch.empty(0)
-        done: list[tuple[Numbers, int, Numbers]] = []
+        # Most layers keep the same blocks, in the same slots.
+        alike: dict[tuple[Sequence[Blocks], int, int], list[int]] = {}
         for layer, blocks in enumerate(requested):
-            if not any(blocks):
-                continue
-            if blocks != before:  # most layers keep the same blocks, in the same slots
-                before, positions, done = blocks, self._places(pieces, blocks), []
-            old, start = self._slots[layer], self.cache.lengths[layer]
-            slots = self.cache.reserve(layer, positions)
-            new = next((new for was, at, new in done if was is old and at == start), None)
-            if new is None:
-                self._place(layer, positions, slots)
-                done.append((old, start, self._slots[layer]))
-            else:
-                self._slots[layer] = new
+            if any(blocks):
+                key = tuple(blocks), id(self._slots[layer]), self.cache.lengths[layer]
+                alike.setdefault(key, []).append(layer)
+        for (blocks, _, _), layers in alike.items():
+            positions = self._places(pieces, blocks)
+            slots, placed = self.cache.reserve_alike(layers, positions), self._slots[layers[0]].copy()
+            placed[positions.numpy()] = slots.numpy()
+            for layer in layers:
+                self._slots[layer] = placed
 
     def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
         """Rotate rows to their positions and write them where rows are reserved for them.
@@ -204,24 +200,23 @@ class Stitch:
         both = self._each([*entering, *plan.recompute])
         alive, written = both[: len(entering)], both[len(entering) :]
         asked = torch.arange(self.end, self.end + len(question))
-        blend, steps = plan.blend is not None, list[Step]()
-        known: dict[tuple[int, ...], Step] = {}
-        for layer, (present, wrote) in enumerate(zip(alive, written, strict=True)):
-            above = alive[layer + 1] if layer + 1 < len(alive) else None
-            here = self._slots[layer]
-            # Layers with the same rows in the same slots, as most are, share one step.
-            key = (*map(id, (present, above, wrote, here)), self.cache.lengths[layer])
-            behind = self.cache.reserve(layer, asked)
-            if key not in known:
-                slots = torch.cat([self._at(layer, wrote), behind])
-                known[key] = _step(present, above, wrote, slots, outputs, blend)
-            steps.append(known[key])
+        above: list[Tensor | None] = [*alive[1:], None]
+        # Layers with the same rows in the same slots, as most are, share one step.
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for layer, named in enumerate(zip(alive, above, written, self._slots, strict=True)):
+            alike.setdefault((*map(id, named), self.cache.lengths[layer]), []).append(layer)
+        steps: dict[int, Step] = {}
+        for layers in alike.values():
+            first, behind = layers[0], self.cache.reserve_alike(layers, asked)
+            slots = torch.cat([self._at(first, written[first]), behind])
+            step = _step(alive[first], above[first], written[first], slots, outputs, plan.blend is not None)
+            steps |= dict.fromkeys(layers, step)
         ids = [part[t] for part, rows in zip(tokens, entering[0], strict=True) for t in rows]
         return Pass(
             torch.tensor([*ids, *question], dtype=torch.int64),
             torch.cat([alive[0], asked]),
             self.cache,
-            steps,
+            [steps[layer] for layer in range(len(alive))],
             blend=plan.blend,
             attention=attention,
         )

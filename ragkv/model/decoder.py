@@ -104,6 +104,7 @@ class DecoderModel:
         self.stop_ids = _stop_ids(weights, tokenizer)
         self.max_positions: int = config.max_position_embeddings
         self.fused = self._fuse()
+        self._turned, self._tables = 0, dict[tuple[int, torch.device], Rotary]()
         self.states = StateForm()
         if not self.wired:
             self._check_layers()
@@ -243,10 +244,19 @@ class DecoderModel:
         return rotation.form(cos[0], sin[0]).to(self.device)
 
     def rotary_tables(self, end: int) -> dict[tuple[int, torch.device], Rotary]:
-        """Compute cos and sin of all positions before `end`, by rotation and device of the layers."""
-        numbers = [kind.rotation for kind in self.kinds]
-        found = {number: self.rotary(torch.arange(end), numbers.index(number)) for number in dict.fromkeys(numbers)}
-        return {each: found[each[0]].to(each[1]) for each in dict.fromkeys(zip(numbers, self.devices, strict=True))}
+        """Return cos and sin of all positions before `end`, by rotation and device of the layers: views of one table.
+
+        Every question asks for them, so they are computed once, of twice as many positions each time they grow.
+        """
+        if self._turned < end:
+            self._turned = 1 << (end - 1).bit_length()
+            numbers = [kind.rotation for kind in self.kinds]
+            with torch.inference_mode(False):  # callers are inside and outside of it
+                at = torch.arange(self._turned)
+                made = {number: self.rotary(at, numbers.index(number)) for number in dict.fromkeys(numbers)}
+                pairs = dict.fromkeys(zip(numbers, self.devices, strict=True))
+                self._tables = {(number, device): made[number].to(device) for number, device in pairs}
+        return {key: table.before(end) for key, table in self._tables.items()}
 
     def states_of(self, tensors: Sequence[Tensor]) -> States:
         """Return stored tensors (`StateForm.flat`) as states, where the layers compute."""

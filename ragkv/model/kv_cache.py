@@ -65,16 +65,17 @@ class ContextCache:
         if isinstance(device, (torch.device, str)):
             device = [torch.device(device)] * shape.layers
         self.devices = tuple(device)
-        self._k = [
-            torch.empty(size, shape.kv_heads, shape.head_dim, dtype=dtype, device=at)
-            for size, at in zip(sizes, self.devices, strict=True)
-        ]
-        self._v = [torch.empty_like(k) for k in self._k]
-        self._positions = [torch.empty(size, dtype=torch.int64) for size in sizes]
+        # Layers without room share one tensor: a session starts so, and every question with one.
+        empty = {at: torch.empty(0, shape.kv_heads, shape.head_dim, dtype=dtype, device=at) for at in {*self.devices}}
+        self._k, self._v = ([empty[at] for at in self.devices] for _ in range(2))
+        self._positions = [torch.empty(0, dtype=torch.int64)] * shape.layers
         self.lengths = [0] * shape.layers
         self.states: States | None = None
         self._pending: list[PendingCopy | None] = [None] * shape.layers
         self._addresses: NDArray[np.int64] | None = None
+        for layer, size in enumerate(sizes):
+            if size:
+                self._resize(layer, size)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: its tensors have other addresses."""
@@ -128,6 +129,14 @@ class ContextCache:
         """Return live positions [length] int64, a view."""
         return self._positions[layer][: self.lengths[layer]]
 
+    @property
+    def alike(self) -> bool:
+        """Whether all layers have rows at the same positions, in the same order."""
+        first, *others = (
+            each.numpy()[:length].tobytes() for each, length in zip(self._positions, self.lengths, strict=True)
+        )
+        return all(other == first for other in others)
+
     def buffers(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
         """Return K and V of a layer with their capacity [capacity, Hkv, d], grown to hold `rows` more rows.
 
@@ -159,13 +168,23 @@ class ContextCache:
 
     def reserve(self, layer: int, positions: Tensor) -> Tensor:
         """Append rows at `positions` [m] whose content is undefined until written, and return their slots [m]."""
+        return torch.arange(*self._append(layer, positions.numpy()))
+
+    def reserve_alike(self, layers: Sequence[int], positions: Tensor) -> Tensor:
+        """Do what `reserve` does in layers of the same length, which is quicker than one by one."""
+        numbers = positions.numpy()
+        (rows,) = {self._append(layer, numbers) for layer in layers}
+        return torch.arange(*rows)
+
+    def _append(self, layer: int, positions: NDArray[np.int64]) -> tuple[int, int]:
+        """Append rows at `positions` [m]; return the first slot and the one behind the last."""
         start = self.lengths[layer]
         stop = start + positions.shape[0]
         if stop > self._k[layer].shape[0]:
             self._grow(layer, stop)
-        self._positions[layer].numpy()[start:stop] = positions.numpy()  # ten times faster than a torch copy
+        self._positions[layer].numpy()[start:stop] = positions  # ten times faster than a torch copy
         self.lengths[layer] = stop
-        return torch.arange(start, stop)
+        return start, stop
 
     def append_row(self, position: int) -> None:
         """Append a row at `position` to every layer; it must have room. Its content is undefined until written."""
@@ -191,8 +210,7 @@ class ContextCache:
         moves: dict[torch.device, list[tuple[Tensor, Tensor]]] = {device: [] for device in self.devices}
         for layer, device in enumerate(self.devices):
             self.wait_ready(layer)
-            slots = self.reserve(layer, other.positions(layer))
-            new = slice(self.lengths[layer] - slots.shape[0], self.lengths[layer])
+            new = slice(*self._append(layer, other.positions(layer).numpy()))
             moves[device] += [(self._k[layer][new], other.k(layer)), (self._v[layer][new], other.v(layer))]
         for pairs in moves.values():
             to, rows = zip(*pairs, strict=True)

@@ -29,6 +29,10 @@ class Rotary:
         """Select rows."""
         return Rotary(self.cos[rows], self.sin[rows])
 
+    def before(self, end: int) -> Rotary:
+        """Return the first rows, as views."""
+        return Rotary(self.cos[:end], self.sin[:end])
+
     def to(self, device: torch.device) -> Rotary:
         """Return the same on a device."""
         return Rotary(self.cos.to(device), self.sin.to(device))

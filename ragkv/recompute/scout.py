@@ -23,6 +23,7 @@ chunks that were encoded alone. Repair and question prefill run as one pass.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -189,15 +190,14 @@ class Scout:
             promise: Probability that is enough.
             read: Blocks per chunk that are selected already.
         """
-        chunk, block = (each.tolist() for each in _numbered(sizes))
-        probability = logits.double().softmax(0)
-        order = probability.argsort(descending=True, stable=True)
-        before = probability[order].cumsum(0) - probability[order]
+        numbered = [(i, b) for i, size in enumerate(sizes) for b in range(size)]
+        probability, order = logits.double().softmax(0).sort(descending=True, stable=True)
+        before = probability.cumsum(0) - probability
         room = self.room(len(order), cap)
         selected = [set(blocks) for blocks in read] if read else [set() for _ in sizes]
         size = sum(map(len, selected))
         for at, reached in zip(order.tolist(), before.tolist(), strict=True):
-            i, b = chunk[at], block[at]
+            i, b = numbered[at]
             new = {b, *range(min(self.opening, sizes[i]))} - selected[i]
             if size >= self.floor and (reached >= promise or size + len(new) > room):
                 break
@@ -208,8 +208,9 @@ class Scout:
 
 def promised(sizes: Sequence[int], logits: Tensor, kept: Sequence[Blocks]) -> float:
     """Return the probability, by the logits of all blocks, that the answer is in what is kept. sizes: of the chunks."""
-    shares = logits.double().softmax(0).split(list(sizes))
-    return min(1.0, sum(float(share[list(blocks)].sum()) for share, blocks in zip(shares, kept, strict=True)))
+    starts = itertools.accumulate(sizes, initial=0)
+    at = [start + number for start, blocks in zip(starts, kept, strict=False) for number in blocks]
+    return min(1.0, float(logits.double().softmax(0)[at].sum()))
 
 
 def pool_blocks(scores: Tensor, pieces: Sequence[Piece], reach: int) -> Tensor:
@@ -229,11 +230,8 @@ def pool_blocks(scores: Tensor, pieces: Sequence[Piece], reach: int) -> Tensor:
     block, most = pieces[0].block, max(piece.blocks for piece in pieces)
     count, room = len(pieces), most * block
     tokens, filled = (
-        index_to_device(chunk * width + number, scores.device)
-        for (chunk, number), width in (
-            (_numbered([piece.tokens for piece in pieces]), room),
-            (_numbered([piece.blocks for piece in pieces]), most),
-        )
+        index_to_device(_cells(sizes, width), scores.device)
+        for sizes, width in (([piece.tokens for piece in pieces], room), (_sizes(pieces), most))
     )
     rows = scores.new_zeros(scores.shape[0], count * room).index_copy_(1, tokens, scores)
     spread = F.max_pool1d(rows.view(-1, count, room), 2 * reach + 1, stride=1, padding=reach).flatten(1)
@@ -246,11 +244,9 @@ def _sizes(pieces: Sequence[Piece]) -> list[int]:
     return [piece.blocks for piece in pieces]
 
 
-def _numbered(sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the chunk, and the number within it, of every block (or token) of chunks of so many."""
-    counts = torch.tensor(sizes)
-    chunk = torch.repeat_interleave(counts)
-    return chunk, torch.arange(len(chunk)) - (counts.cumsum(0) - counts)[chunk]
+def _cells(sizes: Sequence[int], width: int) -> Tensor:
+    """Return the cell of every block (or token) of chunks of so many, each chunk in a row of `width` cells."""
+    return torch.cat([torch.arange(i * width, i * width + size) for i, size in enumerate(sizes)])
 
 
 def join_heads(masses: Tensor, power: float) -> Tensor:

@@ -229,6 +229,11 @@ class Retriever:
             if len(missing) > 1 and missing[0] == questions[0]:
                 self._embed_questions(self.embedder, missing)
 
+    @property
+    def identity(self) -> EmbedderIdentity:
+        """Of the present embedder."""
+        return self.embedder.identity
+
     def question_vector(self, question: str) -> NDArray[np.float32]:
         """Return the unit vector [dimension] of a question, by the present embedder."""
         with self._lock:

@@ -105,6 +105,15 @@ class SharedPool:
         with self._lock:
             return self._blocks.find(key, ranges.cells)
 
+    def hold(self, key: Key, ranges: BlockRanges) -> Numbers | None:
+        """Pin the blocks if all of them are here now; return the slot of each [m], or None with nothing pinned."""
+        with self._lock:
+            slots = self._blocks.find(key, ranges.cells)
+            if len(ranges) and slots.min() < 0:
+                self._blocks.release(slots[slots >= 0])
+                return None
+            return slots
+
     def land(self, key: Key, claim: Claim, grid: int, fetched: bool) -> None:
         """End a fetch and wake the requests that wait for it.
 

@@ -280,14 +280,21 @@ class Tiers:
             below = self._fetch_below(self._tiers[:level], key, head, tier_bytes)
             slots = tier.acquire(key, head.layout.row_bytes, ranges, below, tier_bytes)
             if slots is not None:
-                with ExitStack() as pins:
-                    pins.callback(tier.pool.release, slots)
-                    starts = tier.pool.starts(slots) + tier.pool.data.data_ptr()
-                    addresses, layers, ids = map(torch.from_numpy, (starts, ranges.layer, ranges.block))
-                    form = _transfer_format(head.layout, tier.pool)
-                    blocks = PinnedBlocks(addresses, layers, ids, form, pins.pop_all().close)
-                    return blocks, _with_store_bytes(tier_bytes, ranges)
+                return _pinned(tier, slots, ranges, head.layout), _with_store_bytes(tier_bytes, ranges)
         return None
+
+    def pin_held(
+        self, key: Key, head: Head, requested: Sequence[Sequence[int]]
+    ) -> tuple[PinnedBlocks, TierBytes] | None:
+        """Do what `pin` does if nothing has to be fetched or moved up, else return None. This does not wait."""
+        ranges = block_ranges(head.layout, requested)
+        tier = next((tier for tier in reversed(self._tiers) if len(ranges) <= tier.pool.slots), None)
+        slots = tier.pool.hold(key, ranges) if tier is not None else None
+        if tier is None or slots is None:
+            return None
+        tier_bytes = TierBytes()
+        tier_bytes.add(tier.name, ranges.layer_bytes)
+        return _pinned(tier, slots, ranges, head.layout), tier_bytes
 
     def pin_resident(self, key: Key, head: Head, requested: Sequence[Sequence[int]]) -> ResidentBlocks:
         """Pin those of the blocks that are in memory of the model's device now. Nothing is fetched.
@@ -369,6 +376,15 @@ class Tiers:
         digest = head.digest
         keys = {name: getattr(digest, name).to(self._device) for name in ("mean_keys", "local_query", "retrieval_keys")}
         return replace(head, digest=replace(digest, **keys))
+
+
+def _pinned(tier: Tier, slots: Numbers, ranges: BlockRanges, layout: Layout) -> PinnedBlocks:
+    """Return blocks in slots of a tier that are pinned for their reader; on an error, unpin them."""
+    with ExitStack() as pins:
+        pins.callback(tier.pool.release, slots)
+        starts = tier.pool.starts(slots) + tier.pool.data.data_ptr()
+        addresses, layers, ids = map(torch.from_numpy, (starts, ranges.layer, ranges.block))
+        return PinnedBlocks(addresses, layers, ids, _transfer_format(layout, tier.pool), pins.pop_all().close)
 
 
 def _with_store_bytes(tier_bytes: TierBytes, ranges: BlockRanges) -> TierBytes:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.engine.evidence import EvidenceFinder, as_hits, find_words, question_words, window_scores
+from ragkv.engine import evidence
+from ragkv.engine.evidence import EvidenceFinder, as_hits, find_words, question_words, searched_text, window_vectors
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval.segments import segment_count
 from ragkv.types import SEGMENT_BYTES, Chunk, Hit
@@ -22,11 +23,15 @@ TEXT = "The harbour of Tarn was built in 1889. Ågot Brække designed the café.
 class Known:
     """A `SegmentFinder` that knows one vector for each question, and random segments."""
 
+    def __init__(self) -> None:
+        self.identity, self.asked = "one", list[int]()
+
     def question_vector(self, question: str) -> np.ndarray:
         return np.eye(8, dtype=np.float32)[0]
 
     def segments(self, hits: list[Hit]) -> list[np.ndarray]:
         random = np.random.default_rng(0)
+        self.asked.append(len(hits))
         return [
             random.integers(-127, 128, (segment_count(len(hit.chunk.text.encode())), 8)).astype(np.int8) for hit in hits
         ]
@@ -68,7 +73,8 @@ def test_a_window_is_compared_by_the_sum_of_what_lies_in_it(count: int, windows:
     segments = [random.integers(-127, 128, (count, 8)).astype(np.int8), random.integers(-9, 9, (3, 8)).astype(np.int8)]
     bounds = np.sort(np.array(windows).T * count * SEGMENT_BYTES, axis=0)
     question = random.standard_normal(8).astype(np.float32)
-    found, other = window_scores(segments, [bounds, np.array([[0.0], [64.0]])], question)
+    pairs = zip(segments, (bounds, np.array([[0.0], [64.0]])), strict=True)
+    found, other = (window_vectors(*pair) @ torch.from_numpy(question) for pair in pairs)
     unit = segments[0] / np.maximum(np.linalg.norm(segments[0], axis=1, keepdims=True), 1e-9)
     for score, (first, last) in zip(found.tolist(), bounds.T, strict=True):
         inside = [max(0.0, min((i + 1) * SEGMENT_BYTES, last) - max(i * SEGMENT_BYTES, first)) for i in range(count)]
@@ -91,7 +97,7 @@ def test_words_are_compared_by_their_beginnings_and_characters_without_spaces_by
 def found_at(words: tuple[str, ...], text: str, windows: list[tuple[int, int]], title: str = "") -> list[list[bool]]:
     chunk = Chunk("a#0", "a", 0, title, text, ())
     bounds: np.ndarray = np.array(windows, float).T
-    return find_words(words, chunk, bounds).tolist()
+    return find_words(words, searched_text(chunk), bounds).tolist()
 
 
 def test_a_word_stands_in_the_windows_that_its_beginning_lies_in() -> None:
@@ -142,3 +148,21 @@ def test_a_question_without_words_has_evidence_all_the_same() -> None:
     (found,) = EvidenceFinder(Known(), model.prompt, 8).find("?!", [replace(hit, row=3)])
     assert found.words.shape[1] == 0
     assert torch.isfinite(found.meaning).all()
+
+
+def test_what_is_known_of_a_chunk_is_made_once_for_each_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, known = quick_model(), Known()
+    texts = [("Tarn", TEXT * n) for n in (1, 2, 3)]
+    hits = as_hits(texts, [model.prompt.chunk(*pair) for pair in texts])
+    finder = EvidenceFinder(known, model.prompt, 4)
+    first = finder.find("two cranes", hits[:2])
+    again = finder.find("two cranes", hits)
+    assert known.asked == [2, 1]
+    assert all(torch.equal(one.meaning, other.meaning) for one, other in zip(first, again, strict=False))
+    known.identity = "another"
+    finder.find("two cranes", hits)
+    assert known.asked[2:] == [3], "vectors of another embedder are not compared"
+    monkeypatch.setattr(evidence, "KNOWN_BYTES", 1)
+    finder.find("two cranes", hits[:1])
+    finder.find("two cranes", hits[:1])
+    assert (known.asked[3:], len(finder._known)) == ([1], 0), "what finds no room is made again"

@@ -12,7 +12,7 @@ import torch
 
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
-from ragkv.engine.kv_transfer import LAUNCHES, LEAST, KVTransfer, acquire, launch_layers
+from ragkv.engine.kv_transfer import GROWTH, LAUNCHES, LEAST, MOST, KVTransfer, acquire, launch_layers
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.stitch import Stitch
@@ -223,14 +223,17 @@ def test_a_small_transfer_is_one_launch():
     assert launch_layers([0, 0, 0], LEAST) == [0]
 
 
-def test_a_large_transfer_begins_with_a_short_launch_and_has_about_as_many_as_it_may():
-    stops = [100 * layer for layer in range(65)]
-    begin = launch_layers(stops, LEAST // 100 + 1)
-    assert begin[:2] == [0, 1], "the model waits for the first one"
-    assert LAUNCHES <= len(begin) <= LAUNCHES + 2
+def test_a_transfer_begins_with_a_short_launch_and_goes_on_with_longer_ones():
+    begin = launch_layers([100 * layer for layer in range(33)], LEAST // 100 + 1)
+    assert begin == [0, 1, 1 + GROWTH, 1 + GROWTH + MOST // LEAST], "the model waits for the first one"
+
+
+def test_a_large_transfer_has_about_as_many_launches_as_it_may():
+    begin = launch_layers([100 * layer for layer in range(401)], LEAST // 100 + 1)
+    assert LAUNCHES <= len(begin) <= LAUNCHES + 3
     assert begin == sorted(set(begin))
-    assert begin[-1] < 64
+    assert begin[-1] < 400
 
 
 def test_layers_without_blocks_share_a_launch():
-    assert launch_layers([0, 100, 100, 100, 200, 300], LEAST // 100 + 1) == [0, 1, 4]
+    assert launch_layers([0, 100, 100, 100, 500, 600], LEAST // 100 + 1) == [0, 1, 4]

@@ -37,3 +37,28 @@ def test_tokens_are_the_inverse_of_positions(sizes, seed, share):
 
 def test_no_chunks_have_no_tokens():
     assert Stitch(MODEL, [], 3, 0).tokens(torch.arange(3)) == ()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(st.sets(st.integers(0, 3)).map(sorted), min_size=2, max_size=2), min_size=4, max_size=4))
+def test_rows_lie_in_the_slots_of_their_layer_whatever_other_layers_keep(requested):
+    """Twice, so that the second call finds layers of different lengths."""
+    chunks, layers = pieces(16, 13), [tuple(map(tuple, layer)) for layer in requested]
+    stitch = Stitch(MODEL, chunks, 3, 0)
+    missing = [tuple(tuple(sorted({0, 1, 2, 3} - set(kept))) for kept in layer) for layer in layers]
+    for part in (layers, missing):
+        stitch.reserve(chunks, part)
+    for layer, blocks in enumerate(layers):
+        kept, rest = (
+            [
+                start + t
+                for start, piece, some in zip(stitch.starts, chunks, each, strict=True)
+                for t in piece.rows(some)
+            ]
+            for each in (blocks, missing[layer])
+        )
+        assert stitch.cache.positions(layer).tolist() == [*kept, *rest]
+        slots = stitch._at(layer, torch.tensor([*kept, *rest], dtype=torch.int64))
+        assert slots.tolist() == list(range(len(kept) + len(rest)))
+    rows = [stitch.cache.positions(layer).tolist() for layer in range(4)]
+    assert stitch.cache.alike == all(each == rows[0] for each in rows)

@@ -53,6 +53,15 @@ def test_static_rope_types_are_the_models_own(rope):
     torch.testing.assert_close(prefill(tiny.model(rope_parameters=rope), ids, outputs=40), own, **EXACT)
 
 
+def test_kept_angles_are_those_of_the_rotary_module_however_they_grow():
+    model = tiny.model()
+    for end in (3, 40, 7, 64):
+        (table,) = model.rotary_tables(end).values()
+        fresh = model.rotary(torch.arange(end))
+        assert torch.equal(table.cos, fresh.cos)
+        assert torch.equal(table.sin, fresh.sin)
+
+
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_a_continuation_over_a_cache_equals_one_prefill(kind):
     model, ids = tiny.model(kind), tiny.tokens(40)

@@ -118,6 +118,22 @@ def test_without_a_budget_everything_comes_from_the_store(case: Callable[..., Ca
     assert it.load(ALL) == it.load(ALL) == {"store": it.head.layout.body_bytes}
 
 
+def test_blocks_are_pinned_at_once_only_if_all_of_them_are_in_memory(case: Callable[..., Case]) -> None:
+    held = case(18)
+    held.load([[0, 1], [0, 1], [0, 1]])
+    assert held.tiers.pin_held(held.key, held.head, [[0, 1, 2]] * 3) is None
+    assert held.tiers.stats()["host"].pinned == 0
+    found = held.tiers.pin_held(held.key, held.head, [[0, 1], [1], []])
+    assert found is not None
+    pinned, tier_bytes = found
+    assert (pinned.layers.tolist(), pinned.blocks.tolist()) == ([0, 0, 1], [0, 1, 1])
+    assert sum(tier_bytes.values()) == tier_bytes["host"] == wanted_bytes(held.head.layout, [[0, 1], [1], []])
+    assert held.tiers.stats()["host"].pinned == 3
+    pinned.release()
+    assert held.tiers.stats()["host"].pinned == 0
+    assert case(2, 1).tiers.pin_held(held.key, held.head, [[0]] * 3) is None, "the pool is too small"
+
+
 def test_a_request_larger_than_the_pool_bypasses_it(case: Callable[..., Case]) -> None:
     it = case(4)
     it.load([[0], [], []])

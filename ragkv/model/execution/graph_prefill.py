@@ -95,7 +95,7 @@ class GraphPrefill:
         row alone.
         """
         plain = p.attention is None and p.capture is None and p.depth is None and p.start == 0
-        rows, layers = p.tokens.shape[0], range(len(p.steps))
+        rows = p.tokens.shape[0]
         if p.cache.pending and p.cache.lengths[0] > LONG:
             return False
         if not plain or not 0 < rows <= WIDEST or len(p.steps) != len(self._stack.layers):
@@ -109,8 +109,7 @@ class GraphPrefill:
         if slots[-1] != len(k_pos) - 1 or p.positions[-1] < k_pos.max():
             return False  # the attention of the last layer reads everything up to the last row's slot
         same_slots = all(each is p.steps[0] or np.array_equal(each.slots.numpy(), slots) for each in p.steps)
-        same_positions = all(np.array_equal(p.cache.positions(layer).numpy(), k_pos) for layer in layers)
-        return same_slots and same_positions and all(each.write is None for each in p.steps)
+        return same_slots and p.cache.alike and all(each.write is None for each in p.steps)
 
     @torch.inference_mode()
     def last_logits(self, p: Pass) -> Tensor:
@@ -119,29 +118,29 @@ class GraphPrefill:
         The logits are those of `DecoderModel.forward`, up to the order of additions.
         """
         padding = _width(p.tokens.shape[0]) - p.tokens.shape[0]
-        buffers = [p.cache.buffers(layer, 0) for layer in range(len(self._stack.layers))]
         q_pos = torch.cat([torch.full((padding,), -1), p.positions])
-        layout, host = self._inputs(p, q_pos, buffers)
+        layout, host = self._inputs(p, q_pos)
         if self._graphs is not None:
             key = ("pass", layout)
             return self._graphs.run(key, host, lambda inputs: self._pass(layout, inputs))[0].clone()
+        buffers = [p.cache.buffers(layer, 0) for layer in range(layout.layers)]
         k, v = ([[self._scratch[i]] * padding + [pair[i]] * len(p.tokens) for pair in buffers] for i in (0, 1))
         return self._pass(layout, host, k, v)[0]
 
-    def _inputs(self, p: Pass, q_pos: Tensor, buffers: Sequence[tuple[Tensor, Tensor]]) -> tuple[_InputLayout, Tensor]:
+    def _inputs(self, p: Pass, q_pos: Tensor) -> tuple[_InputLayout, Tensor]:
         """Build the inputs of a pass. q_pos: positions, with -1 for padded rows."""
         k_pos, padding, shape = p.cache.positions(0), q_pos.shape[0] - p.tokens.shape[0], self._stack.model.shape
         index = dense_index(q_pos, k_pos, shape.q_heads // shape.kv_heads)
         key_blocks = -(-k_pos.shape[0] // index.block)
         most = 1 << (key_blocks - 1).bit_length()
-        layout = _InputLayout(q_pos.shape[0], index.tile, index.block, most, len(buffers))
+        layout = _InputLayout(q_pos.shape[0], index.tile, index.block, most, len(self._stack.layers))
         host = np.zeros(sum(layout.parts), dtype=np.int64)
         tokens, positions, mask_pos, slots, addresses, keys, blocks, counts, clear = np.split(
             host, np.cumsum(layout.parts)[:-1]
         )
         tokens[padding:], positions[padding:], mask_pos[:] = p.tokens.numpy(), p.positions.numpy(), q_pos.numpy()
         slots[padding:] = p.steps[0].slots.numpy()
-        addresses[:] = [each.data_ptr() for side in (0, 1) for each in (pair[side] for pair in buffers)]
+        addresses[:] = p.cache.addresses(0).ravel()
         keys[: k_pos.shape[0]], keys[k_pos.shape[0] :] = k_pos.numpy(), MISSING_POSITION
         blocks.reshape(layout.tiles, layout.blocks)[:, : index.blocks.shape[2]] = index.blocks[0].numpy()
         counts[:], clear[:] = index.counts[0].numpy(), index.clear[0].numpy()

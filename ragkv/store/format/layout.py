@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -51,7 +52,7 @@ class BlockRanges:
     def __iter__(self) -> Iterator[Part]:
         return zip(self.layer.tolist(), self.block.tolist(), self.offset.tolist(), self.size.tolist(), strict=True)
 
-    @property
+    @cached_property
     def cells(self) -> Numbers:
         """[m], the number of each block among the blocks of all layers, counted layer by layer."""
         return self.layer * self.blocks + self.block
@@ -190,15 +191,19 @@ def block_ranges(layout: Layout, requested: Sequence[Sequence[int]]) -> BlockRan
     layers, count, stride = layout.shape.layers, layout.blocks, layout.full_bytes
     if len(requested) != layers:
         raise ValueError(f"blocks wanted of {len(requested)} layers, the chunk has {layers}")
-    layer = np.arange(layers).repeat(np.fromiter(map(len, requested), np.int64, layers))
-    block = np.fromiter(chain.from_iterable(requested), np.int64, layer.shape[0])
-    cells = layer * count + block
+    if all(blocks is requested[0] for blocks in requested):  # as in most plans
+        block = np.broadcast_to(np.array(requested[0], np.int64), (layers, len(requested[0]))).ravel()
+        layer = np.arange(layers).repeat(len(requested[0]))
+    else:
+        layer = np.arange(layers).repeat(np.fromiter(map(len, requested), np.int64, layers))
+        block = np.fromiter(chain.from_iterable(requested), np.int64, layer.shape[0])
+    size = np.where(block == count - 1, layout.last_bytes, stride)
+    ranges = BlockRanges(layer, block, block * stride, size, count, layers * count)
     wrong = (block < 0) | (block >= count)
-    wrong[1:] |= cells[1:] <= cells[:-1]  # valid ids ascend within their layers when their cells do
+    wrong[1:] |= ranges.cells[1:] <= ranges.cells[:-1]  # valid ids ascend within their layers when their cells do
     if wrong.any():
         raise ValueError(f"layer {layer[wrong.argmax()]}: the blocks wanted must ascend and be below {count}")
-    size = np.where(block == count - 1, layout.last_bytes, stride)
-    return BlockRanges(layer, block, block * stride, size, count, layers * count)
+    return ranges
 
 
 def merge_adjacent(ranges: BlockRanges) -> list[Range]:
