@@ -135,7 +135,8 @@ class EvidenceFinder:
         last = np.append(ends[self._block - 1 : -1 : self._block], ends[-1])
         first = np.concatenate([[0.0], last[:-1]])
         windows = np.stack([np.append(first[:1], first[:-1]), np.append(last[1:], last[-1:])])
-        return np.clip(windows, 0.0, len(chunk.text.encode()))
+        bounds: NDArray[np.float64] = np.clip(windows, 0.0, len(chunk.text.encode()))
+        return bounds
 
 
 def as_hits(chunks: Sequence[tuple[str, str]], tokens: Sequence[tuple[int, ...]]) -> list[Hit]:
