@@ -20,34 +20,34 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from api import errors
-from api.dashboard import login
-from api.middleware.access_log import AccessLogMiddleware, RequestObserver, log_request
-from api.middleware.auth import AuthMiddleware
-from api.middleware.authenticator import Authenticator, open_authenticator
-from api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
-from api.middleware.hosts import HostMiddleware, is_loopback, read_hosts
-from api.middleware.keys import read_operators
-from api.middleware.rate_limit import RateLimitMiddleware
-from api.middleware.security_headers import SecurityHeadersMiddleware
-from api.observability.logs import configured_logging
-from api.observability.metrics import MetricsCollector
-from api.observability.request_counters import RequestCounters
-from api.openapi import add_security
-from api.routes import mcp, router
-from api.runtime.connections import Connections, protocol_options
-from api.runtime.engine_thread import EngineThread
-from api.runtime.peers import NoPeers
-from api.runtime.rate_limits import RateLimiter, TenantLimits
-from ingest.sandbox import allowance_of
 from ragkv import __version__
+from ragkv.api import errors
+from ragkv.api.dashboard import login
+from ragkv.api.middleware.access_log import AccessLogMiddleware, RequestObserver, log_request
+from ragkv.api.middleware.auth import AuthMiddleware
+from ragkv.api.middleware.authenticator import Authenticator, open_authenticator
+from ragkv.api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
+from ragkv.api.middleware.hosts import HostMiddleware, is_loopback, read_hosts
+from ragkv.api.middleware.keys import read_operators
+from ragkv.api.middleware.rate_limit import RateLimitMiddleware
+from ragkv.api.middleware.security_headers import SecurityHeadersMiddleware
+from ragkv.api.observability.logs import configured_logging
+from ragkv.api.observability.metrics import MetricsCollector
+from ragkv.api.observability.request_counters import RequestCounters
+from ragkv.api.openapi import add_security
+from ragkv.api.routes import mcp, router
+from ragkv.api.runtime.connections import Connections, protocol_options
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.peers import NoPeers
+from ragkv.api.runtime.rate_limits import RateLimiter, TenantLimits
 from ragkv.config import IngestSettings, ServingSettings, Settings
 from ragkv.errors import ConfigError
+from ragkv.ingest.sandbox import allowance_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from api.observability.traces import Tracing
+    from ragkv.api.observability.traces import Tracing
 
 DRAIN_SECONDS = 10
 """Longest time from the signal to the end of the process."""
@@ -90,7 +90,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     app.router.routes.append(mcp.route)
     errors.install(app)
     if settings.dashboard:
-        from api.dashboard.attach import attach  # takes half a second to import
+        from ragkv.api.dashboard.attach import attach  # takes half a second to import
 
         attach(app)
     app.add_middleware(BodyLimitMiddleware, bounds=bounds)
@@ -144,7 +144,7 @@ def _fill_state(app: FastAPI, settings: Settings, authenticator: Authenticator, 
 
 def _open_tracing() -> Tracing:
     try:
-        from api.observability.traces import open_tracing
+        from ragkv.api.observability.traces import open_tracing
     except ImportError as error:
         raise ConfigError(
             f"RAGKV_TRACES needs {error.name}, which is not installed: pip install 'opentelemetry-sdk>=1.45,<2' "

@@ -24,10 +24,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from api.runtime.request_context import current
-from api.runtime.tenants import Tenant
-from api.schemas.faults import readable
-from ingest.jobs import JobFault, code_of
+from ragkv.api.runtime.request_context import current
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.schemas.faults import readable
 from ragkv.errors import (
     Busy,
     CatalogCorrupt,
@@ -50,6 +49,7 @@ from ragkv.errors import (
     TooLarge,
     is_out_of_memory,
 )
+from ragkv.ingest.jobs import JobFault, code_of
 
 logger = logging.getLogger("ragkv.api")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.errors import is_openai_path
-from api.middleware.auth import PUBLIC_PATHS
+from ragkv.api.errors import is_openai_path
+from ragkv.api.middleware.auth import PUBLIC_PATHS
 
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key made with `ragkv key TENANT`."},

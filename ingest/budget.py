@@ -7,8 +7,8 @@ import time
 from collections.abc import Generator
 from typing import TypeVar
 
-from ingest.progress import IngestStep
 from ragkv.errors import TooLarge
+from ragkv.ingest.progress import IngestStep
 from ragkv.types import Document
 
 T = TypeVar("T")

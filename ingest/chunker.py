@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
-from ingest.progress import IngestStep, run_to_end
 from ragkv.errors import ConfigError, InvalidDocument
+from ragkv.ingest.progress import IngestStep, run_to_end
 from ragkv.passages import locate
 from ragkv.types import Chunk, Document
 

@@ -91,7 +91,7 @@ class DocumentIds:
 
         Args:
             name: Name of the file.
-            source: See `ingest.folders.source_of`.
+            source: See `ragkv.ingest.folders.source_of`.
         """
         known = self._stored.document_from(self._collection, source) if self._stored else None
         ids = (*([known] if known else []), name, *longer_names(name, source))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ingest.folders import FolderFault, named
+from ragkv.ingest.folders import FolderFault, named
 
 Signature = tuple[int, int, int]
 """(modification time in ns, size, inode) of a file."""
@@ -46,7 +46,7 @@ class FolderScanner:
 
         Args:
             folders: Files and folders.
-            root: As for `ingest.loader.load`.
+            root: As for `ragkv.ingest.loader.load`.
         """
         self._folders, self._root = folders, root
         self._accepted: dict[str, tuple[Signature, Path]] = {}

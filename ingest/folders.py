@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest.sandbox import FORMATS
+from ragkv.ingest.sandbox import FORMATS
 from ragkv.normalisation import normal_id
 
 SUFFIXES = (".txt", ".md", ".jsonl", *FORMATS)

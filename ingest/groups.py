@@ -14,9 +14,9 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ingest.pipeline import EMBED_BATCH, IngestEmbedder, IngestEngine, IngestOutcome, ingest_steps
-from ingest.progress import ENDS, ChunkGroup, IngestProgress, IngestStep, PassageBatch
 from ragkv.errors import InputError, InvalidDocument, RagkvError
+from ragkv.ingest.pipeline import EMBED_BATCH, IngestEmbedder, IngestEngine, IngestOutcome, ingest_steps
+from ragkv.ingest.progress import ENDS, ChunkGroup, IngestProgress, IngestStep, PassageBatch
 from ragkv.types import Document
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ def ingest_all(
 
     Args:
         engine: The engine that encodes.
-        documents: They must have passed `ingest.loader.checked`. Of two with one id the later one stays.
+        documents: They must have passed `ragkv.ingest.loader.checked`. Of two with one id the later one stays.
         progress: Called with the steps of whichever document is worked on.
 
     Yields:

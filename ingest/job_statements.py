@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, bindparam, delete, exists, func, insert, or_, select, update
 
-from ingest.job_view import ACTIVE, SET_ASIDE
 from ragkv.catalog.statements import one_of, upsert, values
 from ragkv.catalog.tables import job_documents, job_senders, jobs, leases, paces
+from ragkv.ingest.job_view import ACTIVE, SET_ASIDE
 
 PACE_MEMORY = 0.1
 """Weight of the latest document in the running mean of the time that one takes."""

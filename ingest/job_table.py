@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from ingest import job_statements as sql
-from ingest import leases
-from ingest.job_view import ACTIVE, DocumentStatus, JobFault
-from ingest.leases import JobPlace
-from ingest.progress import IngestStep
 from ragkv.catalog.limits import MAX_DEPTH, MAX_TITLE, is_deep
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import InvalidDocument
+from ragkv.ingest import job_statements as sql
+from ragkv.ingest import leases
+from ragkv.ingest.job_view import ACTIVE, DocumentStatus, JobFault
+from ragkv.ingest.leases import JobPlace
+from ragkv.ingest.progress import IngestStep
 from ragkv.passages import shortened
 from ragkv.types import Document
 

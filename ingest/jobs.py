@@ -16,10 +16,14 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-from ingest import job_table, job_view, leases
-from ingest.document_ids import Rejected
-from ingest.job_table import StartedDocument, WaitingJob
-from ingest.job_view import (
+from ragkv.catalog import Catalog
+from ragkv.catalog.database import again_with_room
+from ragkv.catalog.limits import MAX_NAME
+from ragkv.errors import CatalogCorrupt, InputError, OutOfMemory, RagkvError, StoreUnavailable, is_out_of_memory
+from ragkv.ingest import job_table, job_view, leases
+from ragkv.ingest.document_ids import Rejected
+from ragkv.ingest.job_table import StartedDocument, WaitingJob
+from ragkv.ingest.job_view import (
     Backlog,
     Counts,
     DocumentOutcome,
@@ -32,14 +36,10 @@ from ingest.job_view import (
     Status,
     ignore_outcome,
 )
-from ingest.leases import JobPlace, LeaseKeeper
-from ingest.loader import checked
-from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
-from ingest.progress import ENDS, IngestStep, Paused
-from ragkv.catalog import Catalog
-from ragkv.catalog.database import again_with_room
-from ragkv.catalog.limits import MAX_NAME
-from ragkv.errors import CatalogCorrupt, InputError, OutOfMemory, RagkvError, StoreUnavailable, is_out_of_memory
+from ragkv.ingest.leases import JobPlace, LeaseKeeper
+from ragkv.ingest.loader import checked
+from ragkv.ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
+from ragkv.ingest.progress import ENDS, IngestStep, Paused
 from ragkv.types import Document
 
 __all__ = [

@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 from sqlalchemy import bindparam, delete, select, update
 
-from ingest.job_view import ACTIVE
 from ragkv.catalog import Catalog
 from ragkv.catalog.statements import one_of, upsert
 from ragkv.catalog.tables import job_documents, jobs, leases
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import RagkvError
+from ragkv.ingest.job_view import ACTIVE
 
 logger = logging.getLogger(__name__)
 

@@ -17,16 +17,16 @@ from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
 from typing import BinaryIO, NoReturn
 
-from ingest import sandbox
-from ingest.document_ids import DocumentIds
-from ingest.document_ids import Rejected as Rejected
-from ingest.folders import SUFFIXES, FolderFault, named
-from ingest.formats.base import Parsed
-from ingest.sandbox import FORMATS, USUAL, Allowance
-from ingest.text import check_replacements, check_text, decode
-from ingest.wrapping import unwrapped
 from ragkv.catalog.limits import MAX_NAME, MAX_TITLE, check_metadata, fitting
 from ragkv.errors import InputError, InvalidDocument, TooLarge
+from ragkv.ingest import sandbox
+from ragkv.ingest.document_ids import DocumentIds
+from ragkv.ingest.document_ids import Rejected as Rejected
+from ragkv.ingest.folders import SUFFIXES, FolderFault, named
+from ragkv.ingest.formats.base import Parsed
+from ragkv.ingest.sandbox import FORMATS, USUAL, Allowance
+from ragkv.ingest.text import check_replacements, check_text, decode
+from ragkv.ingest.wrapping import unwrapped
 from ragkv.normalisation import normal_id, visible
 from ragkv.passages import fence_of, heading_of, shortened
 from ragkv.types import Document

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ingest.source_files import SourceFile, has_known_suffix
 from ragkv.errors import ConfigError, InputError
+from ragkv.ingest.source_files import SourceFile, has_known_suffix
 
 _CREDENTIALS = "credentials come from AWS_PROFILE, the other AWS_* variables or ~/.aws, as for the aws command"
 

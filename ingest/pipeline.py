@@ -26,9 +26,12 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.budget import within
-from ingest.chunker import PromptPiece, split_steps
-from ingest.progress import (
+from ragkv.admin.quota import Quota
+from ragkv.catalog import Catalog, DocumentInfo, DocumentVersion, EmbedderIdentity, Passage
+from ragkv.errors import RagkvError
+from ragkv.ingest.budget import within
+from ragkv.ingest.chunker import PromptPiece, split_steps
+from ragkv.ingest.progress import (
     ENDS,
     ChunkGroup,
     IngestProgress,
@@ -39,9 +42,6 @@ from ingest.progress import (
     no_progress,
     run_to_end,
 )
-from ragkv.admin.quota import Quota
-from ragkv.catalog import Catalog, DocumentInfo, DocumentVersion, EmbedderIdentity, Passage
-from ragkv.errors import RagkvError
 from ragkv.types import Chunk, Document, EmbeddedPassages, Key
 
 __all__ = [
@@ -196,7 +196,7 @@ def ingest_steps(
 
     Args:
         engine: The engine that encodes the chunks.
-        document: It must have passed `ingest.loader.checked`.
+        document: It must have passed `ragkv.ingest.loader.checked`.
         check_wanted: Called inside the transaction that commits the document; it may read the catalogue. What it
             raises undoes that transaction. A removal before the transaction is seen here, and a removal after it finds
             the new version to remove.

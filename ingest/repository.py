@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from ingest.source_files import SourceFile, local_files
 from ragkv.errors import ConfigError, InputError
+from ragkv.ingest.source_files import SourceFile, local_files
 
 GIT = "git+"
 """Begins the addresses of repositories."""

@@ -1,7 +1,7 @@
 """Parse untrusted files in a process of their own, which has limits and can be killed.
 
     service                                         child
-    parse: python -m ingest.formats FORMAT …,  →    confine: set limits on itself that cannot be raised again
+    parse: python -m ragkv.ingest.formats FORMAT …,  →    confine: set limits on itself that cannot be raised again
            the file as its standard input           read the file, write a reply to standard output, end
     read the reply, up to a number of bytes
     kill the child and all that it started
@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import BinaryIO
 
-from ingest.formats.base import Parsed
 from ragkv.config import IngestSettings
 from ragkv.errors import InvalidDocument, MissingPackage, TooLarge
+from ragkv.ingest.formats.base import Parsed
 
 FORMATS = {
     ".html": "html",
@@ -105,7 +105,9 @@ def parse(file: BinaryIO, suffix: str, limit: int, allowed: Allowance = USUAL) -
     seconds, setting = (allowed.ocr_seconds, "ocr_seconds") if ocr else (allowed.seconds, "parse_seconds")
     arguments = [FORMATS[suffix], str(limit), repr(seconds), str(allowed.memory), str(ocr)]
     most = 2 * limit + 65536  # in JSON a line end, a quote or a backslash has two bytes
-    return decode_reply(run("ingest.formats", arguments, file, most, seconds, setting, _OCR_ENVIRONMENT if ocr else {}))
+    return decode_reply(
+        run("ragkv.ingest.formats", arguments, file, most, seconds, setting, _OCR_ENVIRONMENT if ocr else {})
+    )
 
 
 def decode_reply(reply: bytes) -> Parsed:

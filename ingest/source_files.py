@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
 
-from ingest.folders import SUFFIXES, OnFault, named, source_of
+from ragkv.ingest.folders import SUFFIXES, OnFault, named, source_of
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SourceFile:
         fetch: Returns its path on this machine, below the folder that it is given if it has to be copied. Raises
             InputError.
         remote: Whether it has to be fetched from elsewhere.
-        source: Its path on this machine (`ingest.folders.source_of`), where it is one document; "" else.
+        source: Its path on this machine (`ragkv.ingest.folders.source_of`), where it is one document; "" else.
     """
 
     name: str
@@ -38,7 +38,7 @@ class SourceFile:
 def local_files(
     paths: Iterable[Path], root: Path | None = None, on_fault: OnFault | None = None
 ) -> Iterator[SourceFile]:
-    """Yield the files of paths of this machine. See `ingest.folders.named`."""
+    """Yield the files of paths of this machine. See `ragkv.ingest.folders.named`."""
     for path, name in named(paths, root, on_fault):
         yield local_file(path, name)
 

@@ -16,14 +16,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from ingest.document_ids import DocumentIds, Rejected
-from ingest.folders import FolderFault, OnFault
-from ingest.loader import load_file, rejected
-from ingest.objects import open_bucket
-from ingest.repository import GIT, open_repository
-from ingest.sandbox import USUAL, Allowance
-from ingest.source_files import SourceFile, local_files
 from ragkv.errors import InputError, TooLarge
+from ragkv.ingest.document_ids import DocumentIds, Rejected
+from ragkv.ingest.folders import FolderFault, OnFault
+from ragkv.ingest.loader import load_file, rejected
+from ragkv.ingest.objects import open_bucket
+from ragkv.ingest.repository import GIT, open_repository
+from ragkv.ingest.sandbox import USUAL, Allowance
+from ragkv.ingest.source_files import SourceFile, local_files
 from ragkv.types import Document
 
 S3 = "s3://"
@@ -78,7 +78,7 @@ def load_locations(
     allowed: Allowance = USUAL,
     ids: DocumentIds | None = None,
 ) -> Iterator[Document | Rejected]:
-    """Load the documents of all locations, as `ingest.loader.load` does those of paths.
+    """Load the documents of all locations, as `ragkv.ingest.loader.load` does those of paths.
 
     Args:
         locations: Paths and addresses.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Generator, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from ingest.groups import (
+from ragkv.ingest.groups import (
     MOST_TOGETHER,
     OpenDocument,
     embed_together,
@@ -22,10 +22,10 @@ from ingest.groups import (
     waiting_passages,
     waiting_tokens,
 )
-from ingest.job_table import WaitingJob, owner_of
-from ingest.jobs import Jobs
-from ingest.pipeline import EMBED_BATCH, IngestEngine
-from ingest.progress import IngestStep
+from ragkv.ingest.job_table import WaitingJob, owner_of
+from ragkv.ingest.jobs import Jobs
+from ragkv.ingest.pipeline import EMBED_BATCH, IngestEngine
+from ragkv.ingest.progress import IngestStep
 
 MOST_OPEN = 4
 """Documents of one tenant that are open at the same time. Each holds its text, its chunks and their vectors."""

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ingest.paragraphs import FULL, KEY_LENGTH, VERSE, WIDE_FROM, indent_of, joined, quote_of
+from ragkv.ingest.paragraphs import FULL, KEY_LENGTH, VERSE, WIDE_FROM, indent_of, joined, quote_of
 
 LONGEST = 65536
 """Characters of lines that are held at once, unless they are code."""

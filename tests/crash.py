@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-from ingest.chunker import split
-from ingest.pipeline import content_hash, ingest, remove
 from ragkv.admin.gc import collect_garbage
 from ragkv.engine.engine import Engine
+from ragkv.ingest.chunker import split
+from ragkv.ingest.pipeline import content_hash, ingest, remove
 from ragkv.store.base import StoreStats
 from ragkv.types import AskOptions
 from tests.ingest.reader import make_document

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ingest.loader import load
-from ingest.pipeline import ingest
 from ragkv.catalog import Catalog
 from ragkv.cli.samples import samples_folder
 from ragkv.config import load_settings
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.engine import Engine
+from ragkv.ingest.loader import load
+from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder, Retriever
 from ragkv.store import open_store

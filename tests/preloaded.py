@@ -10,7 +10,7 @@ import gc
 from importlib import import_module
 
 LIBRARIES = (
-    *("ragkv.cli", "ragkv.cli.remote", "ragkv.engine.engine", "ingest.pipeline", "api.app"),
+    *("ragkv.cli", "ragkv.cli.remote", "ragkv.engine.engine", "ragkv.ingest.pipeline", "ragkv.api.app"),
     *("sentence_transformers", "transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert"),
 )
 """What most programs import, and what they import late."""

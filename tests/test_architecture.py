@@ -91,6 +91,8 @@ def sources() -> tuple[Source, ...]:
 
 def dotted(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] != "ragkv":  # `api` and `ingest` stand beside `ragkv` here, and in it for Python and in the wheel
+        parts = ("ragkv", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -111,7 +113,7 @@ def imports(source: Source) -> Iterator[Import]:
 
 
 def room_of(module: str) -> str:
-    """`ragkv.store.format.codec` is in `store`, `ingest.loader` in `ingest`, `ragkv.__version__` in `ragkv`."""
+    """`ragkv.store.format.codec` is in `store`, `ragkv.ingest.loader` in `ingest`, `ragkv.__version__` in `ragkv`."""
     top, _, rest = module.partition(".")
     name = rest.partition(".")[0]
     if top != "ragkv" or not name or name.startswith("__"):
@@ -131,7 +133,20 @@ def edges() -> tuple[Import, ...]:
 
 def inside() -> list[Import]:
     """Imports of our own modules."""
-    return [edge for edge in edges() if edge.module.partition(".")[0] in SOURCES]
+    return [edge for edge in edges() if edge.module.partition(".")[0] == "ragkv"]
+
+
+def test_no_module_has_two_names() -> None:
+    """`api` and `ingest` are imported as parts of `ragkv`, everywhere; else there would be two of each class."""
+    trees = syntax_trees(*(ROOT / folder for folder in (*SOURCES, "tools", "tests")))
+    found = [
+        edge.where
+        for path, tree in trees
+        for edge in imports(Source(dotted(path), path, tree))
+        if edge.module.partition(".")[0] in {"api", "ingest"}
+    ]
+    assert not found, "\n".join(found)
+    assert all((ROOT / "ragkv" / name).is_symlink() for name in ("api", "ingest"))
 
 
 def test_every_module_has_a_layer() -> None:
@@ -291,7 +306,7 @@ def test_passes_of_questions_run_in_the_loop_alone() -> None:
 
 
 def test_logging_and_tracing_libraries_stay_in_a_module_each() -> None:
-    owners = {"structlog": "api.observability.logs", "opentelemetry": "api.observability.traces"}
+    owners = {"structlog": "ragkv.api.observability.logs", "opentelemetry": "ragkv.api.observability.traces"}
     guests = [
         f"{edge.where}: {edge.module}"
         for edge in edges()
@@ -319,12 +334,15 @@ def test_only_the_process_for_documents_imports_what_parses_them() -> None:
     parsers = {"pypdfium2", "selectolax", "xml", "zipfile", "lxml", "html", "email", "rapidocr", "cv2"}
     names = ("html", "pdf", "ocr", "docx", "csv", "pptx", "xlsx", "epub", "eml", "package")
     names += ("pdf_scripts", "sheets", "cell_styles", "word_styles", "elements")
-    formats = {f"ingest.formats.{name}" for name in names}
+    formats = {f"ragkv.ingest.formats.{name}" for name in names}
     guests = [
         f"{edge.where}: {edge.module}"
         for edge in edges()
         if (edge.module.split(".")[0] in parsers and edge.module not in WRITERS and edge.importer not in formats)
-        or (edge.module.rpartition(".")[0] in formats and edge.importer not in {"ingest.formats.__main__", *formats})
+        or (
+            edge.module.rpartition(".")[0] in formats
+            and edge.importer not in {"ragkv.ingest.formats.__main__", *formats}
+        )
     ]
     assert not guests, "\n".join(guests)
 

@@ -20,9 +20,9 @@ import yaml
 from jsonschema.validators import validator_for
 
 import ragkv.config
-from api.app import DRAIN_SECONDS, address_of, why_exposed
-from api.middleware.hosts import read_hosts
-from api.middleware.keys import make_key
+from ragkv.api.app import DRAIN_SECONDS, address_of, why_exposed
+from ragkv.api.middleware.hosts import read_hosts
+from ragkv.api.middleware.keys import make_key
 from ragkv.config import SECRETS, Settings, load_settings
 from tests.redis_server import redis_server
 

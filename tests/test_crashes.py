@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.pipeline import ingest
 from ragkv.catalog import Catalog
 from ragkv.cli.samples import samples_folder
+from ragkv.ingest.pipeline import ingest
 from ragkv.retrieval import Retriever
 from ragkv.types import AskOptions
 from tests.forked import run_forked
@@ -131,7 +131,7 @@ def test_a_kill_while_the_index_is_written_leaves_the_old_one_and_the_next_start
 
 FULL = """
 import torch
-from ingest.pipeline import ingest
+from ragkv.ingest.pipeline import ingest
 from ragkv.errors import StoreFull
 from ragkv.types import AskOptions
 from tests.ingest.reader import make_document

@@ -19,7 +19,7 @@ import pytest
 import redis
 import yaml
 
-from api.app import DRAIN_SECONDS
+from ragkv.api.app import DRAIN_SECONDS
 from ragkv.config import Settings
 from ragkv.store.redis_cluster import ClusterStore
 from tests.program import LIGHT

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from api.middleware.hosts import read_hosts
-from api.routes.openai_tasks import task_reply
-from api.schemas.history import blocks_with_answer
-from ingest.formats.html import parse as parse_html
-from ingest.formats.records import column_names
-from ingest.loader import parse
+from ragkv.api.middleware.hosts import read_hosts
+from ragkv.api.routes.openai_tasks import task_reply
+from ragkv.api.schemas.history import blocks_with_answer
 from ragkv.config import load_settings
 from ragkv.engine.citations import mark
 from ragkv.engine.occurrences import occurrences
 from ragkv.errors import ConfigError
+from ragkv.ingest.formats.html import parse as parse_html
+from ragkv.ingest.formats.records import column_names
+from ragkv.ingest.loader import parse
 from ragkv.passages import headings
 from ragkv.types import Chunk, TextSpan
 from tests.growth import grows_linearly

@@ -61,7 +61,7 @@ def test_the_wheel_carries_the_model_the_samples_and_the_type_markers(wheel: zip
         if "__pycache__" not in path.parts:
             assert str(path.relative_to(ROOT)) in sizes
     assert any(name.startswith("ragkv/samples/") for name in sizes)
-    assert {"ragkv/py.typed", "api/py.typed", "ingest/py.typed"} <= sizes.keys()
+    assert "ragkv/py.typed" in sizes
 
 
 def test_the_sdist_carries_the_samples_and_the_model() -> None:
@@ -71,12 +71,16 @@ def test_the_sdist_carries_the_samples_and_the_model() -> None:
         path for folder in ("ragkv/samples", "models/tiny", "models/adapter") for path in (ROOT / folder).iterdir()
     ]
     assert {str(path.relative_to(ROOT)) for path in there} <= names
+    assert {"ragkv/api/app.py", "ragkv/ingest/pipeline.py"} <= names
     assert not [name for name in names if name.startswith(("tests/", "tools/"))]
 
 
 def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert tops == {"ragkv", "api", "ingest", f"ragkv-{ragkv.__version__}.dist-info"}
+    assert tops == {"ragkv", f"ragkv-{ragkv.__version__}.dist-info"}, "a user's own `api` stays his own"
+    links = {f"ragkv/{path.relative_to(ROOT)}" for name in ("api", "ingest") for path in (ROOT / name).rglob("*.py")}
+    assert links <= {*wheel.namelist()}, "what is a link in a checkout is a folder"
+    assert len({*wheel.namelist()}) == len(wheel.namelist())
     assert not [name for name in wheel.namelist() if "__pycache__" in name or name.startswith("ragkv/tests")]
 
 
@@ -99,6 +103,18 @@ def test_a_wheel_outside_the_checkout_finds_its_bundled_models(wheel: zipfile.Zi
     )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).samefile(tmp_path / "ragkv" / "models")
+
+
+def test_packages_named_api_and_ingest_of_a_user_take_nothing_away(tmp_path: Path) -> None:
+    for name in ("api", "ingest"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("MINE = True\n")
+    ask = "import api, ingest, ragkv.api.errors, ragkv.ingest.loader; print(api.MINE and ingest.MINE)"
+    paths = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=tmp_path, env=paths, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
 
 
 def locked() -> dict[str, Pin]:

@@ -30,10 +30,10 @@ WORK = {
     "ragkv.recompute.scout:Scout.plan",
     "ragkv.model.decoder:DecoderModel.forward",
     "ragkv.engine.generation:sample",
-    "api.runtime.answer_channel:AnswerChannel.publish",
+    "ragkv.api.runtime.answer_channel:AnswerChannel.publish",
 }
 """What a question needs done: a place in the queue, chunks, their KV, a plan, passes, a token, and its way out."""
-FIRST_TOKEN = "api.runtime.answer_channel:AnswerChannel.publish"
+FIRST_TOKEN = "ragkv.api.runtime.answer_channel:AnswerChannel.publish"
 LOAD = "ragkv.engine.chunk_source:StoredChunk.load"
 
 

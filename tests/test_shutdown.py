@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.app import DRAIN_SECONDS
+from ragkv.api.app import DRAIN_SECONDS
 from ragkv.config import bundled_models
 from tests.api.streams import events_of
 from tests.libraries import ANSWER, QUESTION
@@ -127,7 +127,7 @@ def test_a_service_stopped_while_it_streams_ends_every_stream_in_words(tmp_path)
 
 SOON = """
 import sys
-from api import app
+from ragkv.api import app
 from ragkv.cli import run
 
 app.DRAIN_SECONDS = 3
@@ -179,8 +179,8 @@ def test_every_stream_ends_in_words_however_often_a_signal_comes(tmp_path, numbe
 
 STUCK = """
 import sys, threading, time, torch
-from api import app
-from api.runtime.engine_thread import EngineThread
+from ragkv.api import app
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.cli import run
 
 def compute(engine):

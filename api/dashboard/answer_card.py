@@ -11,11 +11,11 @@ from nicegui import ui
 from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
-from api.dashboard.formatting import duration, percent
-from api.runtime.answer_history import RecordedAnswer
-from api.runtime.catalog_service import CatalogService
-from api.runtime.engine_thread import EngineThread
-from api.schemas.history import to_answer_map
+from ragkv.api.dashboard.formatting import duration, percent
+from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.catalog_service import CatalogService
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.schemas.history import to_answer_map
 from ragkv.passages import Citation
 from ragkv.report import NOT_HELD, Answer, Report, describe_confidence
 from ragkv.types import Chunk

@@ -9,13 +9,13 @@ from anyio import to_thread
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-from api.dashboard.answer_card import AnswerCard, OpenDocument
-from api.dashboard.buttons import quiet_button
-from api.dashboard.formatting import duration, percent
-from api.runtime.answer_history import RecordedAnswer
-from api.runtime.engine_thread import EngineThread
-from api.runtime.tenants import Tenant
-from api.schemas.history import QUESTION_CHARS, to_answer_summary
+from ragkv.api.dashboard.answer_card import AnswerCard, OpenDocument
+from ragkv.api.dashboard.buttons import quiet_button
+from ragkv.api.dashboard.formatting import duration, percent
+from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.schemas.history import QUESTION_CHARS, to_answer_summary
 from ragkv.errors import NotFound
 
 LATEST = 12

@@ -16,19 +16,19 @@ from nicegui import ui
 from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
-from api.dashboard.answer_card import AnswerCard, OpenDocument
-from api.dashboard.buttons import confirm_deletion, main_button, quiet_button
-from api.dashboard.examples import EXAMPLES, example_questions
-from api.errors import fault_of
-from api.middleware.rate_limit import quota_fault
-from api.runtime.answer_history import RecordedAnswer
-from api.runtime.answer_stream import AnswerStream
-from api.runtime.engine_thread import EngineThread
-from api.runtime.peers import Peers
-from api.runtime.rate_limits import RateLimiter
-from api.runtime.request_context import RequestContext, bind
-from api.runtime.tenants import Tenant
-from api.schemas.history import QUESTION_CHARS
+from ragkv.api.dashboard.answer_card import AnswerCard, OpenDocument
+from ragkv.api.dashboard.buttons import confirm_deletion, main_button, quiet_button
+from ragkv.api.dashboard.examples import EXAMPLES, example_questions
+from ragkv.api.errors import fault_of
+from ragkv.api.middleware.rate_limit import quota_fault
+from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.answer_stream import AnswerStream
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.peers import Peers
+from ragkv.api.runtime.rate_limits import RateLimiter
+from ragkv.api.runtime.request_context import RequestContext, bind
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.schemas.history import QUESTION_CHARS
 from ragkv.config import Settings
 from ragkv.engine.registry import ALONE
 from ragkv.errors import NotFound

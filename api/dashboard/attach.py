@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI, Request
 from nicegui import core, ui
 
-from api.dashboard.guard import ROOT, DashboardHeadersMiddleware
-from api.dashboard.page import build_page
-from api.dashboard.series import PERIOD, Series
+from ragkv.api.dashboard.guard import ROOT, DashboardHeadersMiddleware
+from ragkv.api.dashboard.page import build_page
+from ragkv.api.dashboard.series import PERIOD, Series
 from ragkv.errors import ConfigError
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from nicegui import ui
 
-from api.dashboard.ranges import TimeRange
-from api.dashboard.series import LEVELS, Series, TimeSpan
-from api.dashboard.terms import Term
+from ragkv.api.dashboard.ranges import TimeRange
+from ragkv.api.dashboard.series import LEVELS, Series, TimeSpan
+from ragkv.api.dashboard.terms import Term
 
 # Colours of Okabe and Ito, which people with any colour vision can tell apart. Each line has its own dashes as well.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")

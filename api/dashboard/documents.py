@@ -13,17 +13,17 @@ from nicegui import ui
 from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
-from api.dashboard.buttons import confirm_deletion, quiet_button
-from api.dashboard.formatting import count, quantity, size
-from api.dashboard.jobs import JobList
-from api.middleware.body_limit import UPLOAD_DOCUMENTS
-from api.runtime.callers import Caller
-from api.runtime.engine_thread import EngineThread
-from api.runtime.removal import remove_document_of
-from api.runtime.tenants import Tenant
-from ingest.jobs import IngestJob
+from ragkv.api.dashboard.buttons import confirm_deletion, quiet_button
+from ragkv.api.dashboard.formatting import count, quantity, size
+from ragkv.api.dashboard.jobs import JobList
+from ragkv.api.middleware.body_limit import UPLOAD_DOCUMENTS
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.removal import remove_document_of
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.catalog import DocumentInfo, DocumentOrder, SortField
 from ragkv.errors import NotFound
+from ragkv.ingest.jobs import IngestJob
 
 PAGE = 50
 """Documents of one page."""

@@ -22,8 +22,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.runtime.callers import Caller
-from api.runtime.tenants import Tenant
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.tenants import Tenant
 
 ROOT = "/dashboard"
 LOGIN = f"{ROOT}/login"

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from anyio import to_thread
 from nicegui import ui
 
-from api.dashboard.buttons import quiet_button
-from api.dashboard.formatting import duration, quantity
-from api.runtime.callers import Caller
-from api.runtime.engine_thread import EngineThread
-from api.runtime.removal import cancel_job_of
-from ingest.jobs import IngestJob
+from ragkv.api.dashboard.buttons import quiet_button
+from ragkv.api.dashboard.formatting import duration, quantity
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.removal import cancel_job_of
 from ragkv.errors import RagkvError
+from ragkv.ingest.jobs import IngestJob
 
 JOBS = 20
 """Latest jobs that are shown."""

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.guard import COOKIE, LOGIN, ROOT, TICKET_SECONDS, accepts_html, login_page
-from api.middleware.authenticator import Authenticator
+from ragkv.api.dashboard.guard import COOKIE, LOGIN, ROOT, TICKET_SECONDS, accepts_html, login_page
+from ragkv.api.middleware.authenticator import Authenticator
 
 router = APIRouter(include_in_schema=False)
 

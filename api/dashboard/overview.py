@@ -8,16 +8,16 @@ from typing import Any
 from fastapi import FastAPI
 from nicegui import ui
 
-from api.dashboard.answer_card import OpenDocument
-from api.dashboard.answers import LatestAnswers
-from api.dashboard.charts import Charts
-from api.dashboard.formatting import count, duration, percent, size
-from api.dashboard.ranges import RangeChoice, TimeRange
-from api.dashboard.series import Series
-from api.dashboard.tiles import Tiles
-from api.runtime.engine_thread import EngineThread
-from api.runtime.rate_limits import RateLimiter, TenantUsage
-from api.runtime.tenants import Tenant
+from ragkv.api.dashboard.answer_card import OpenDocument
+from ragkv.api.dashboard.answers import LatestAnswers
+from ragkv.api.dashboard.charts import Charts
+from ragkv.api.dashboard.formatting import count, duration, percent, size
+from ragkv.api.dashboard.ranges import RangeChoice, TimeRange
+from ragkv.api.dashboard.series import Series
+from ragkv.api.dashboard.tiles import Tiles
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.rate_limits import RateLimiter, TenantUsage
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.metrics.sums import MetricSums
 
 _ALL = ""

@@ -7,14 +7,14 @@ from pathlib import Path
 from fastapi import FastAPI
 from nicegui import ui
 
-from api.dashboard.ask import AskPanel
-from api.dashboard.documents import DocumentsPage
-from api.dashboard.guard import ROOT
-from api.dashboard.overview import Overview
-from api.dashboard.viewer import DocumentViewer
-from api.runtime.callers import Caller
-from api.runtime.engine_thread import EngineThread
-from api.runtime.tenants import Tenant
+from ragkv.api.dashboard.ask import AskPanel
+from ragkv.api.dashboard.documents import DocumentsPage
+from ragkv.api.dashboard.guard import ROOT
+from ragkv.api.dashboard.overview import Overview
+from ragkv.api.dashboard.viewer import DocumentViewer
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.errors import RagkvError
 
 TABS = {"Ask": "forum", "Documents": "description", "Overview": "insights"}

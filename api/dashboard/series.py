@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.metrics.sums import MetricSums
 
 PERIOD = 10.0

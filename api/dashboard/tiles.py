@@ -8,11 +8,11 @@ from typing import Any
 
 from nicegui import ui
 
-from api.dashboard.formatting import count, duration, percent, quantity, size
-from api.dashboard.ranges import TimeRange
-from api.dashboard.series import Series, TimeSpan
-from api.dashboard.terms import Term
-from api.runtime.engine_thread import EngineThread
+from ragkv.api.dashboard.formatting import count, duration, percent, quantity, size
+from ragkv.api.dashboard.ranges import TimeRange
+from ragkv.api.dashboard.series import Series, TimeSpan
+from ragkv.api.dashboard.terms import Term
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.metrics.sums import TIERS, MetricSums
 
 RATE_SECONDS = 60

@@ -11,13 +11,13 @@ from anyio import to_thread
 from nicegui import ui
 from nicegui.element import Element
 
-from api.dashboard.answer_card import Place, place_of
-from api.dashboard.buttons import quiet_button
-from api.dashboard.formatting import count, size
-from api.runtime.answer_history import RecordedAnswer
-from api.runtime.catalog_service import KVSizes
-from api.runtime.engine_thread import EngineThread
-from api.runtime.tenants import Tenant
+from ragkv.api.dashboard.answer_card import Place, place_of
+from ragkv.api.dashboard.buttons import quiet_button
+from ragkv.api.dashboard.formatting import count, size
+from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.catalog_service import KVSizes
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.catalog import DocumentInfo
 from ragkv.errors import NotFound
 from ragkv.types import Chunk

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.runtime.request_context import RequestContext, bind
+from ragkv.api.runtime.request_context import RequestContext, bind
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})

@@ -24,12 +24,12 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.dashboard.guard import COOKIE, LOGIN, accepts_html, is_dashboard_path, login_page
-from api.errors import Fault, error_response, fault_of
-from api.middleware.authenticator import Authenticator
-from api.observability.audit import AuditLog
-from api.runtime.callers import Caller, IssuerAway
-from api.runtime.request_context import current
+from ragkv.api.dashboard.guard import COOKIE, LOGIN, accepts_html, is_dashboard_path, login_page
+from ragkv.api.errors import Fault, error_response, fault_of
+from ragkv.api.middleware.authenticator import Authenticator
+from ragkv.api.observability.audit import AuditLog
+from ragkv.api.runtime.callers import Caller, IssuerAway
+from ragkv.api.runtime.request_context import current
 
 PUBLIC_PATHS = frozenset({"/healthz"})
 """Exact paths that need no key."""

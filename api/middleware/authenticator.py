@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from api.dashboard.guard import LoginTickets
-from api.middleware.keys import Keys, read_keys
-from api.runtime.callers import Caller
+from ragkv.api.dashboard.guard import LoginTickets
+from ragkv.api.middleware.keys import Keys, read_keys
+from ragkv.api.runtime.callers import Caller
 from ragkv.config import ServingSettings, Settings, SignInSettings
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from api.middleware.tokens import TokenVerifier  # needs `ragkv[sso]`
+    from ragkv.api.middleware.tokens import TokenVerifier  # needs `ragkv[sso]`
 
 
 class Authenticator:
@@ -57,8 +57,8 @@ def open_authenticator(settings: Settings) -> Authenticator:
     if not sign_in.oidc_issuer:
         return Authenticator(keys)
     try:
-        from api.middleware.issuer import IssuerKeys
-        from api.middleware.tokens import TokenVerifier, read_rules
+        from ragkv.api.middleware.issuer import IssuerKeys
+        from ragkv.api.middleware.tokens import TokenVerifier, read_rules
     except ImportError as error:
         raise ConfigError(
             f"RAGKV_OIDC_ISSUER needs {error.name}, which is not installed: pip install 'joserfc>=1.8,<2', which "

@@ -12,9 +12,9 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import Fault, error_response
-from api.middleware.encodings import BodyText, fault_of_encoding
-from api.middleware.json_syntax import MOST, JsonSyntax
+from ragkv.api.errors import Fault, error_response
+from ragkv.api.middleware.encodings import BodyText, fault_of_encoding
+from ragkv.api.middleware.json_syntax import MOST, JsonSyntax
 
 DOCUMENTS = "/v1/documents"
 MCP = "/mcp"

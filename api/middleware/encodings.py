@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from api.errors import Fault
+from ragkv.api.errors import Fault
 
 _CHARSET = re.compile(r"charset[\s*0-9]*=")
 _UTF8 = re.compile(r"""charset\s*=\s*(?P<quote>["']?)(utf-?8|us-ascii|ascii)(?P=quote)\s*(;|$)""")

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import Fault, error_response
+from ragkv.api.errors import Fault, error_response
 from ragkv.config import ServingSettings
 from ragkv.errors import ConfigError
 

@@ -20,8 +20,8 @@ import httpx2
 from joserfc.errors import JoseError
 from joserfc.jwk import Key, KeySet
 
-from api.middleware.hosts import is_loopback
-from api.runtime.callers import IssuerAway
+from ragkv.api.middleware.hosts import is_loopback
+from ragkv.api.runtime.callers import IssuerAway
 from ragkv.errors import ConfigError
 
 FRESH_SECONDS = 3600.0

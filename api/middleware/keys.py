@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from api.runtime.callers import ROLES, Caller, Role
-from api.runtime.rate_limits import TenantLimits
-from api.runtime.tenants import Tenant
+from ragkv.api.runtime.callers import ROLES, Caller, Role
+from ragkv.api.runtime.rate_limits import TenantLimits
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.errors import ConfigError, InputError
 
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import Fault, error_response
-from api.middleware.body_limit import MCP
-from api.runtime.callers import Caller
-from api.runtime.rate_limits import Exhausted, RateLimiter, Resource
+from ragkv.api.errors import Fault, error_response
+from ragkv.api.middleware.body_limit import MCP
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.rate_limits import Exhausted, RateLimiter, Resource
 
 PREFIX = "/v1/"
 ASKING = frozenset({"/v1/answers", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank"})

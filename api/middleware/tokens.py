@@ -19,11 +19,11 @@ from joserfc import jwt
 from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jws import JWSRegistry
 
-from api.middleware.claims import check_claims
-from api.middleware.issuer import IssuerKeys
-from api.middleware.keys import Keys, is_tenant_name
-from api.runtime.callers import Caller, Role
-from api.runtime.tenants import Tenant
+from ragkv.api.middleware.claims import check_claims
+from ragkv.api.middleware.issuer import IssuerKeys
+from ragkv.api.middleware.keys import Keys, is_tenant_name
+from ragkv.api.runtime.callers import Caller, Role
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.config import SignInSettings
 from ragkv.errors import ConfigError
 

@@ -17,12 +17,12 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from api.runtime.callers import Caller
-from api.runtime.request_context import current
-from api.runtime.tenants import Tenant
-from ingest.job_table import owner_of
-from ingest.jobs import DocumentOutcome
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.request_context import current
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.errors import ConfigError
+from ragkv.ingest.job_table import owner_of
+from ragkv.ingest.jobs import DocumentOutcome
 
 AUDIT_LOGGER = "ragkv.audit"
 

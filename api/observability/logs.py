@@ -33,14 +33,14 @@ from typing import Any, Literal, TextIO
 from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from api.observability.audit import AUDIT_LOGGER
-from api.runtime.request_context import current
+from ragkv.api.observability.audit import AUDIT_LOGGER
+from ragkv.api.runtime.request_context import current
 from ragkv.errors import RagkvError, without_password
 
 LogFormat = Literal["text", "json"]
 
-OWN_LOGGERS = ("ragkv", "ingest")
-"""Loggers that the configured level applies to. Others log warnings and above."""
+OWN_LOGGER = "ragkv"
+"""The logger that the configured level applies to. Others log warnings and above."""
 FRAMES = 24
 """Innermost frames of an exception that are logged."""
 _FIRST = ("time", "level", "logger", "event", "request_id", "tenant")
@@ -69,7 +69,7 @@ def configured_logging(form: LogFormat, level: str, stream: TextIO) -> Iterator[
     handler = LogHandler(stream)
     handler.setFormatter(build_formatter(form, messages=level == "debug"))
     root, least = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
-    levels = {root: max(least, logging.WARNING), **{logging.getLogger(name): least for name in OWN_LOGGERS}}
+    levels = {root: max(least, logging.WARNING), logging.getLogger(OWN_LOGGER): least}
     levels[logging.getLogger(AUDIT_LOGGER)] = logging.INFO
     old_levels, old_handlers, old_format = (
         {log: log.level for log in levels},

@@ -15,12 +15,12 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from api.observability.readiness import readiness_checks
-from api.observability.request_counters import RequestCounters
-from api.runtime.engine_thread import EngineThread
-from api.runtime.rate_limits import RateLimiter
-from api.runtime.text_service import WORKS
 from ragkv import __version__
+from ragkv.api.observability.readiness import readiness_checks
+from ragkv.api.observability.request_counters import RequestCounters
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.rate_limits import RateLimiter
+from ragkv.api.runtime.text_service import WORKS
 from ragkv.metrics.prometheus import counter, families, gauge
 
 OPENMETRICS = "application/openmetrics-text"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from api.middleware.access_log import ServedRequest
+from ragkv.api.middleware.access_log import ServedRequest
 
 
 class RequestCounters:

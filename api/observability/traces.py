@@ -22,8 +22,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from api.middleware.access_log import UNMATCHED, ServedRequest
 from ragkv import __version__
+from ragkv.api.middleware.access_log import UNMATCHED, ServedRequest
 from ragkv.report import Report
 from ragkv.timing import StepTimer
 

@@ -15,14 +15,14 @@ from prometheus_client.core import Metric
 from ray import serve
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.app import DRAIN_SECONDS, REJECT_SECONDS, create_app
-from api.observability.logs import configured_logging
-from api.observability.readiness import readiness_checks
-from api.replicas.peers import ReplicaPeers
-from api.replicas.settings import check_settings
-from api.runtime.answer_history import RecordedAnswer
-from api.runtime.engine_thread import EngineThread
-from api.runtime.rate_limits import RateLimiter, Resource
+from ragkv.api.app import DRAIN_SECONDS, REJECT_SECONDS, create_app
+from ragkv.api.observability.logs import configured_logging
+from ragkv.api.observability.readiness import readiness_checks
+from ragkv.api.replicas.peers import ReplicaPeers
+from ragkv.api.replicas.settings import check_settings
+from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.rate_limits import RateLimiter, Resource
 from ragkv.config import ServingSettings, Settings, load_settings
 from ragkv.errors import NotFound, RagkvError
 
@@ -185,7 +185,7 @@ def build_application(settings: Settings, gpus: int, cpus: float) -> serve.Appli
         health_check_timeout_s=HEALTH_TIMEOUT,
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=serving.deadline + DRAIN_SECONDS,
-        request_router_config={"request_router_class": "api.replicas.router:LocalityRouter"},
+        request_router_config={"request_router_class": "ragkv.api.replicas.router:LocalityRouter"},
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
         **autoscaling,
     )
@@ -195,7 +195,7 @@ def build_application(settings: Settings, gpus: int, cpus: float) -> serve.Appli
 def application(arguments: Mapping[str, Any]) -> serve.Application:
     """Return the application for Ray's own ways to deploy: `serve deploy` and KubeRay's RayService.
 
-    Ray calls this for the import path `api.replicas.deployment:application`, on a machine of its cluster.
+    Ray calls this for the import path `ragkv.api.replicas.deployment:application`, on a machine of its cluster.
 
     Args:
         arguments: Settings by name. They win over those of the environment. `threads` is also how many CPUs a replica

@@ -18,8 +18,8 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
-from api.runtime.answer_history import RecordedAnswer
-from api.runtime.rate_limits import RateLimiter, Resource
+from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.rate_limits import RateLimiter, Resource
 
 PERIOD = 2.0
 """Seconds between two exchanges of what tenants used."""

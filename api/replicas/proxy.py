@@ -16,13 +16,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.dashboard.guard import is_dashboard_path
-from api.errors import Fault, error_response
-from api.middleware.security_headers import HEADERS
-from api.runtime.request_heads import check_headers
+from ragkv.api.dashboard.guard import is_dashboard_path
+from ragkv.api.errors import Fault, error_response
+from ragkv.api.middleware.security_headers import HEADERS
+from ragkv.api.runtime.request_heads import check_headers
 from ragkv.locality import HEADER, LONGEST
 
-CALLBACK = "api.replicas.proxy:middlewares"
+CALLBACK = "ragkv.api.replicas.proxy:middlewares"
 """Where Ray finds `middlewares`."""
 SESSION = "x-session-id"
 """The header that Ray's proxy passes on to the router."""

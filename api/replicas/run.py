@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from api.app import DRAIN_SECONDS, address_of, listen, why_exposed
-from api.replicas.proxy import CALLBACK
-from api.replicas.settings import check_settings
+from ragkv.api.app import DRAIN_SECONDS, address_of, listen, why_exposed
+from ragkv.api.replicas.proxy import CALLBACK
+from ragkv.api.replicas.settings import check_settings
 from ragkv.config import Settings, offer_environment
 from ragkv.errors import ConfigError
 from ragkv.model.processors import usable_processors
@@ -126,7 +126,7 @@ def deploy(settings: Settings, cpus: float) -> None:
     import ray
     from ray import serve
 
-    from api.replicas.deployment import NAME, build_application
+    from ragkv.api.replicas.deployment import NAME, build_application
 
     gpus = int(ray.cluster_resources().get("GPU", 0)) if settings.device != "cpu" else 0
     if gpus and gpus < settings.replicas:
@@ -161,7 +161,7 @@ def end() -> None:
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
-    from api.replicas.deployment import NAME
+    from ragkv.api.replicas.deployment import NAME
 
     with suppress(TimeoutError, RayError, RayServeException):  # a replica that does not hear of it ends when it is idle
         replies = serve.get_deployment_handle(NAME, NAME).broadcast("end", DRAIN_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
-from api.routes import (
+from ragkv.api.routes import (
     answers,
     collections,
     conversations,
@@ -19,7 +19,7 @@ from api.routes import (
     texts,
     uploads,
 )
-from api.routes.dependencies import refuse_unknown_parameters
+from ragkv.api.routes.dependencies import refuse_unknown_parameters
 
 router = APIRouter(dependencies=[Depends(refuse_unknown_parameters)])
 router.include_router(uploads.router)

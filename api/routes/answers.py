@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request
 from fastapi.sse import KEEPALIVE_COMMENT
 from starlette.responses import JSONResponse, Response
 
-from api.errors import Gone
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, SettingsDep, TenantDep
-from api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
-from api.runtime.answer_channel import RetrievalDone
-from api.runtime.answer_stream import AnswerStream
-from api.schemas.common import QuestionIn
+from ragkv.api.errors import Gone
+from ragkv.api.routes.dependencies import PROBLEMS, EngineThreadDep, SettingsDep, TenantDep
+from ragkv.api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
+from ragkv.api.runtime.answer_channel import RetrievalDone
+from ragkv.api.runtime.answer_stream import AnswerStream
+from ragkv.api.schemas.common import QuestionIn
 from ragkv.report import Answer
 
 router = APIRouter()

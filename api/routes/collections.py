@@ -6,10 +6,10 @@ from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep
-from api.runtime.removal import remove_collection_of
-from api.schemas.common import Name
-from api.schemas.documents import Collections, to_shown_collection
+from ragkv.api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep
+from ragkv.api.runtime.removal import remove_collection_of
+from ragkv.api.schemas.common import Name
+from ragkv.api.schemas.documents import Collections, to_shown_collection
 
 router = APIRouter()
 

@@ -7,8 +7,8 @@ import asyncio
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, PeersDep, TenantDep
-from api.schemas.common import ConversationOut, Name
+from ragkv.api.routes.dependencies import PROBLEMS, EngineThreadDep, PeersDep, TenantDep
+from ragkv.api.schemas.common import ConversationOut, Name
 
 router = APIRouter()
 

@@ -13,12 +13,12 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 
-from api.errors import MEDIA_TYPE
-from api.runtime.callers import Caller
-from api.runtime.engine_thread import EngineThread
-from api.runtime.peers import Peers
-from api.runtime.tenants import Tenant
-from api.schemas.common import Problem
+from ragkv.api.errors import MEDIA_TYPE
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.peers import Peers
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.schemas.common import Problem
 from ragkv.config import Settings
 
 POLL_SECONDS = 0.1

@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
-from api.runtime.catalog_service import not_found
-from api.schemas.common import DocumentId, Name
-from api.schemas.documents import ChunkPage, DocumentText, to_chunk_page, to_document_text
+from ragkv.api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from ragkv.api.runtime.catalog_service import not_found
+from ragkv.api.schemas.common import DocumentId, Name
+from ragkv.api.schemas.documents import ChunkPage, DocumentText, to_chunk_page, to_document_text
 from ragkv.errors import InputError, NotFound
 
 MAX_OFFSET = 2**31

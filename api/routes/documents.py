@@ -15,21 +15,30 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api import errors
-from api.middleware.body_limit import UPLOAD_DOCUMENTS
-from api.routes import job_responses
-from api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep, require_room
-from api.runtime.catalog_service import not_found
-from api.runtime.engine_thread import EngineThread
-from api.runtime.ingest_queue import enqueue
-from api.runtime.removal import remove_document_of
-from api.runtime.tenants import Tenant
-from api.schemas.common import DocumentId, DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued, check_storable
-from api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, to_listed_document
-from api.schemas.paging import read_place, write_place
-from ingest.jobs import IngestJob
+from ragkv.api import errors
+from ragkv.api.middleware.body_limit import UPLOAD_DOCUMENTS
+from ragkv.api.routes import job_responses
+from ragkv.api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep, require_room
+from ragkv.api.runtime.catalog_service import not_found
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.ingest_queue import enqueue
+from ragkv.api.runtime.removal import remove_document_of
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.schemas.common import (
+    DocumentId,
+    DocumentIn,
+    Documents,
+    DocumentsIn,
+    FilterText,
+    Name,
+    Queued,
+    check_storable,
+)
+from ragkv.api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, to_listed_document
+from ragkv.api.schemas.paging import read_place, write_place
 from ragkv.catalog import DocumentOrder, SortField
 from ragkv.errors import InputError, NotFound
+from ragkv.ingest.jobs import IngestJob
 from ragkv.types import Document, Filter
 
 PARTS = (b"text", b"chunks")

@@ -18,9 +18,9 @@ from fastapi.sse import format_sse_event
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.errors import Fault, Gone, fault_of
-from api.runtime.answer_stream import AnswerStream
-from api.runtime.request_context import current
+from ragkv.api.errors import Fault, Gone, fault_of
+from ragkv.api.runtime.answer_stream import AnswerStream
+from ragkv.api.runtime.request_context import current
 
 HEADERS = {"Cache-Control": "no-store, no-cache", "X-Accel-Buffering": "no"}
 """Tell proxies not to store or buffer the stream."""

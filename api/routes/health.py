@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from api.observability.readiness import readiness_checks
-from api.routes.dependencies import PROBLEMS, READING, EngineThreadDep
-from api.schemas.common import Readiness
+from ragkv.api.observability.readiness import readiness_checks
+from ragkv.api.routes.dependencies import PROBLEMS, READING, EngineThreadDep
+from ragkv.api.schemas.common import Readiness
 
 router = APIRouter()
 

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Path, Query
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, PeersDep, TenantDep
-from api.runtime.answer_history import RecordedAnswer
-from api.runtime.catalog_service import CatalogService
-from api.runtime.peers import Peers
-from api.runtime.tenants import Tenant
-from api.schemas.history import (
+from ragkv.api.routes.dependencies import PROBLEMS, EngineThreadDep, PeersDep, TenantDep
+from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.catalog_service import CatalogService
+from ragkv.api.runtime.peers import Peers
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.schemas.history import (
     AnswerMapOut,
     AnswerOut,
     AnswerSummariesOut,

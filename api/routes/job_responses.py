@@ -12,11 +12,11 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from api.errors import error_response, fault_of_job
-from api.routes.dependencies import POLL_SECONDS
-from api.runtime.engine_thread import EngineThread
-from api.runtime.tenants import Tenant
-from ingest.jobs import IngestJob
+from ragkv.api.errors import error_response, fault_of_job
+from ragkv.api.routes.dependencies import POLL_SECONDS
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.ingest.jobs import IngestJob
 
 
 async def wait_for_job(job_id: str, engine_thread: EngineThread, request: Request) -> IngestJob | None:

@@ -11,13 +11,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep
-from api.routes.event_stream import stream_fault
-from api.routes.job_responses import to_content
-from api.runtime.removal import cancel_job_of
-from api.schemas.documents import RecentJobs
-from ingest.jobs import IngestJob, Listed, Status
+from ragkv.api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep
+from ragkv.api.routes.event_stream import stream_fault
+from ragkv.api.routes.job_responses import to_content
+from ragkv.api.runtime.removal import cancel_job_of
+from ragkv.api.schemas.documents import RecentJobs
 from ragkv.errors import NotFound
+from ragkv.ingest.jobs import IngestJob, Listed, Status
 
 EVENT_SECONDS = 0.25
 """Time between two checks of a job that a client follows."""

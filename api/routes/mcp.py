@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from api.middleware.body_limit import MCP, BodyBounds
-from api.runtime.callers import Caller
-from api.runtime.mcp_server import Context, make_server
-from api.runtime.service_backend import ServiceBackend
+from ragkv.api.middleware.body_limit import MCP, BodyBounds
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.mcp_server import Context, make_server
+from ragkv.api.runtime.service_backend import ServiceBackend
 
 
 def make_sessions(bounds: BodyBounds) -> StreamableHTTPSessionManager:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from api.observability.metrics import OPENMETRICS, MetricsCollector
-from api.routes.dependencies import PROBLEMS, READING, TenantDep
-from api.runtime.peers import Peers
+from ragkv.api.observability.metrics import OPENMETRICS, MetricsCollector
+from ragkv.api.routes.dependencies import PROBLEMS, READING, TenantDep
+from ragkv.api.runtime.peers import Peers
 
 router = APIRouter()
 

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import JSONResponse, Response
 
-from api.errors import Gone
-from api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
-from api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
-from api.routes.openai_chat import ChatReply, method_of, options_of, turns_of
-from api.routes.openai_tasks import task_reply
-from api.runtime.answer_stream import AnswerStream
-from api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
+from ragkv.api.errors import Gone
+from ragkv.api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
+from ragkv.api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
+from ragkv.api.routes.openai_chat import ChatReply, method_of, options_of, turns_of
+from ragkv.api.routes.openai_tasks import task_reply
+from ragkv.api.runtime.answer_stream import AnswerStream
+from ragkv.api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
 from ragkv.errors import NotFound
 
 router = APIRouter()

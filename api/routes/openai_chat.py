@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from api.schemas.openai import MAX_TOKENS, Chat
+from ragkv.api.schemas.openai import MAX_TOKENS, Chat
 from ragkv.errors import InputError, NotFound
 from ragkv.passages import Citation
 from ragkv.report import Answer

@@ -7,8 +7,8 @@ import dataclasses
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, SettingsDep, TenantDep
-from api.schemas.search import SearchIn
+from ragkv.api.routes.dependencies import PROBLEMS, EngineThreadDep, SettingsDep, TenantDep
+from ragkv.api.schemas.search import SearchIn
 from ragkv.passages import SearchResult
 
 router = APIRouter()

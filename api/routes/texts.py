@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
-from api.routes.openai import ERRORS
-from api.runtime.rate_limits import RateLimiter
-from api.schemas.texts import EmbeddingsIn, EmbeddingsReply, RerankIn, RerankReply
+from ragkv.api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from ragkv.api.routes.openai import ERRORS
+from ragkv.api.runtime.rate_limits import RateLimiter
+from ragkv.api.schemas.texts import EmbeddingsIn, EmbeddingsReply, RerankIn, RerankReply
 from ragkv.errors import InputError
 
 router = APIRouter()

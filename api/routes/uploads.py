@@ -14,16 +14,16 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api.middleware.body_limit import is_form
-from api.routes import job_responses
-from api.routes.dependencies import CallerDep, EngineThreadDep, require_room
-from api.routes.documents import InCollection, Wait, one_collection
-from api.runtime.catalog_service import CatalogService
-from api.runtime.ingest_queue import enqueue
-from api.schemas.common import MAX_DOCUMENTS, MetadataText, Name, SourcesText
-from ingest.document_ids import DocumentIds, Rejected
-from ingest.loader import read
+from ragkv.api.middleware.body_limit import is_form
+from ragkv.api.routes import job_responses
+from ragkv.api.routes.dependencies import CallerDep, EngineThreadDep, require_room
+from ragkv.api.routes.documents import InCollection, Wait, one_collection
+from ragkv.api.runtime.catalog_service import CatalogService
+from ragkv.api.runtime.ingest_queue import enqueue
+from ragkv.api.schemas.common import MAX_DOCUMENTS, MetadataText, Name, SourcesText
 from ragkv.errors import InputError, TooLarge
+from ragkv.ingest.document_ids import DocumentIds, Rejected
+from ragkv.ingest.loader import read
 from ragkv.types import Document
 
 

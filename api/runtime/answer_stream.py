@@ -19,10 +19,10 @@ from contextlib import suppress
 
 from starlette.types import Receive
 
-from api.errors import Gone
-from api.runtime.answer_channel import AnswerChannel, RetrievalDone
-from api.runtime.engine_thread import EngineThread
-from api.runtime.undelivered import AnswerOrigin
+from ragkv.api.errors import Gone
+from ragkv.api.runtime.answer_channel import AnswerChannel, RetrievalDone
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.undelivered import AnswerOrigin
 from ragkv.errors import Expired, Outdated
 from ragkv.report import Answer
 from ragkv.types import AskOptions

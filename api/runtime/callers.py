@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, get_args
 
-from api.runtime.tenants import Tenant
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.errors import Forbidden, RagkvError
 
 Role = Literal["reader", "writer"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
-from api.runtime.catalog_service import CatalogService
+from ragkv.api.runtime.catalog_service import CatalogService
 from ragkv.catalog import ChangeListener
 from ragkv.engine.engine import Engine
 from ragkv.errors import RagkvError

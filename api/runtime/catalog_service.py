@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 import anyio
 
-from api.runtime.answer_history import AnswerHistory, RecordedAnswer
-from api.runtime.tenants import Tenant
-from api.runtime.undelivered import UndeliveredAnswers
-from ingest.jobs import Jobs
-from ingest.loader import checked
-from ingest.pipeline import content_hash, reader_of
-from ingest.sandbox import allowance_of
+from ragkv.api.runtime.answer_history import AnswerHistory, RecordedAnswer
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.runtime.undelivered import UndeliveredAnswers
 from ragkv.catalog import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder
 from ragkv.config import IngestSettings
 from ragkv.engine.chunk_encoder import EVICTED_AT_ONCE
 from ragkv.engine.engine import Engine
 from ragkv.errors import Busy, CatalogCorrupt, NotFound, QuotaExceeded, RagkvError
+from ragkv.ingest.jobs import Jobs
+from ragkv.ingest.loader import checked
+from ragkv.ingest.pipeline import content_hash, reader_of
+from ragkv.ingest.sandbox import allowance_of
 from ragkv.types import Chunk, Document, Filter, Key
 
 logger = logging.getLogger("ragkv.api")

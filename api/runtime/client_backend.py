@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from api.runtime.tool_backend import Progress, ProgressMeter, summarize_job
-from api.schemas.common import QuestionFields
-from api.schemas.search import SearchIn
-from api.schemas.tools import (
+from ragkv.api.runtime.tool_backend import Progress, ProgressMeter, summarize_job
+from ragkv.api.schemas.common import QuestionFields
+from ragkv.api.schemas.search import SearchIn
+from ragkv.api.schemas.tools import (
     CollectionSummaries,
     DocumentName,
     DocumentSummaries,

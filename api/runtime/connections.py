@@ -33,8 +33,8 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from api.errors import MEDIA_TYPE, Fault
-from api.runtime.request_heads import HEAD_BYTES, TOO_LARGE, check_head, origin_form
+from ragkv.api.errors import MEDIA_TYPE, Fault
+from ragkv.api.runtime.request_heads import HEAD_BYTES, TOO_LARGE, check_head, origin_form
 
 HEAD_SECONDS = 8.0
 BODY_SECONDS = 8.0

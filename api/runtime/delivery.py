@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from api.errors import fault_of
-from api.runtime.answer_channel import AnswerChannel
-from api.runtime.answer_history import AnswerHistory, RecordedAnswer
-from api.runtime.request_context import RequestContext, current, working_for
-from api.runtime.undelivered import AnswerOrigin, UndeliveredAnswers
+from ragkv.api.errors import fault_of
+from ragkv.api.runtime.answer_channel import AnswerChannel
+from ragkv.api.runtime.answer_history import AnswerHistory, RecordedAnswer
+from ragkv.api.runtime.request_context import RequestContext, current, working_for
+from ragkv.api.runtime.undelivered import AnswerOrigin, UndeliveredAnswers
 from ragkv.engine.engine import Engine
 from ragkv.engine.request import AnswerListener, KVMapOf, Request
 from ragkv.errors import Expired

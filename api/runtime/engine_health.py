@@ -7,10 +7,10 @@ import time
 from math import inf
 from typing import Any
 
-from api.errors import fault_of
-from ingest.jobs import Jobs
+from ragkv.api.errors import fault_of
 from ragkv.engine.engine import Engine
 from ragkv.errors import EmbedderChanged, RagkvError
+from ragkv.ingest.jobs import Jobs
 
 IDLE_SECONDS = 5.0
 """How often an idle thread examines its health, and looks for jobs that another process queued."""

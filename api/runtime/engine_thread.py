@@ -40,21 +40,18 @@ from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
-from api.observability.audit import AuditLog
-from api.runtime.answer_channel import AnswerChannel
-from api.runtime.answer_history import AnswerHistory
-from api.runtime.catalog_follower import CatalogFollower
-from api.runtime.catalog_service import CatalogService
-from api.runtime.delivery import AnswerRecords, Charge, Delivery, QueuedTask, charge_nobody, reject, resolve
-from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
-from api.runtime.passage_search import PassageSearch
-from api.runtime.reembedding import ReembeddingTask
-from api.runtime.request_context import working_for
-from api.runtime.text_service import TextService
-from api.runtime.undelivered import AnswerOrigin
-from ingest.jobs import Jobs
-from ingest.progress import IngestStep
-from ingest.turns import IngestTurns
+from ragkv.api.observability.audit import AuditLog
+from ragkv.api.runtime.answer_channel import AnswerChannel
+from ragkv.api.runtime.answer_history import AnswerHistory
+from ragkv.api.runtime.catalog_follower import CatalogFollower
+from ragkv.api.runtime.catalog_service import CatalogService
+from ragkv.api.runtime.delivery import AnswerRecords, Charge, Delivery, QueuedTask, charge_nobody, reject, resolve
+from ragkv.api.runtime.engine_health import IDLE_SECONDS, EngineHealth
+from ragkv.api.runtime.passage_search import PassageSearch
+from ragkv.api.runtime.reembedding import ReembeddingTask
+from ragkv.api.runtime.request_context import working_for
+from ragkv.api.runtime.text_service import TextService
+from ragkv.api.runtime.undelivered import AnswerOrigin
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.loop import ServingLoop
@@ -63,6 +60,9 @@ from ragkv.engine.request import Request
 from ragkv.engine.scheduler import STEPS, TURN, TenantQueue
 from ragkv.engine.service_rules import rule_of
 from ragkv.errors import Busy, CatalogCorrupt, RagkvError, Restarting, Stopping, StoreFull
+from ragkv.ingest.jobs import Jobs
+from ragkv.ingest.progress import IngestStep
+from ragkv.ingest.turns import IngestTurns
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.model.profile import Profile
 from ragkv.report import Answer

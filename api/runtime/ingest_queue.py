@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from fastapi.concurrency import run_in_threadpool
 
-from api.runtime.callers import Caller
-from api.runtime.engine_thread import EngineThread
-from ingest.document_ids import Rejected
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.errors import Stopping
+from ragkv.ingest.document_ids import Rejected
 from ragkv.types import Document
 
 

@@ -19,13 +19,13 @@ from typing import TypeVar, cast
 
 import anyio.to_thread
 
-from api.errors import fault_of
-from api.runtime.catalog_service import not_found
-from api.runtime.tool_backend import POLL_SECONDS, Progress, ProgressMeter, ToolRefused
-from api.schemas.common import QuestionFields
-from api.schemas.paging import read_place
-from api.schemas.search import SearchIn
-from api.schemas.tools import (
+from ragkv.api.errors import fault_of
+from ragkv.api.runtime.catalog_service import not_found
+from ragkv.api.runtime.tool_backend import POLL_SECONDS, Progress, ProgressMeter, ToolRefused
+from ragkv.api.schemas.common import QuestionFields
+from ragkv.api.schemas.paging import read_place
+from ragkv.api.schemas.search import SearchIn
+from ragkv.api.schemas.tools import (
     CollectionSummaries,
     DocumentName,
     DocumentSummaries,
@@ -34,14 +34,14 @@ from api.schemas.tools import (
     IngestSummary,
     ListArguments,
 )
-from ingest.groups import ingest_all
-from ingest.jobs import Jobs, code_of
-from ingest.loader import checked
-from ingest.pipeline import remove
-from ingest.progress import Paused, Stage
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.errors import InputError, NotFound, RagkvError
+from ragkv.ingest.groups import ingest_all
+from ragkv.ingest.jobs import Jobs, code_of
+from ragkv.ingest.loader import checked
+from ragkv.ingest.pipeline import remove
+from ragkv.ingest.progress import Paused, Stage
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Document, Filter

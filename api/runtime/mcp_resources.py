@@ -7,8 +7,8 @@ from urllib.parse import quote, unquote
 from mcp import types
 from mcp.shared.exceptions import MCPError
 
-from api.runtime.tool_backend import ToolBackend
-from api.schemas.tools import URI_TEMPLATE, DocumentSummary, ListArguments, read_document_uri
+from ragkv.api.runtime.tool_backend import ToolBackend
+from ragkv.api.schemas.tools import URI_TEMPLATE, DocumentSummary, ListArguments, read_document_uri
 from ragkv.errors import NotFound
 
 PAGE = 100

@@ -16,13 +16,13 @@ from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from api.errors import Fault, fault_of
-from api.runtime.mcp_resources import TEMPLATE, list_documents, read_document
-from api.runtime.mcp_tools import TOOLS
-from api.runtime.request_context import current
-from api.runtime.tool_backend import ToolBackend, ToolRefused
-from api.schemas.faults import readable
 from ragkv import __version__
+from ragkv.api.errors import Fault, fault_of
+from ragkv.api.runtime.mcp_resources import TEMPLATE, list_documents, read_document
+from ragkv.api.runtime.mcp_tools import TOOLS
+from ragkv.api.runtime.request_context import current
+from ragkv.api.runtime.tool_backend import ToolBackend, ToolRefused
+from ragkv.api.schemas.faults import readable
 
 INSTRUCTIONS = (
     "ragkv answers questions from documents that were ingested before. `search` finds passages, `ask` answers with "

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from mcp.server.stdio import stdio_server
 
-from api.runtime.client_backend import ClientBackend
-from api.runtime.mcp_server import make_server
-from api.runtime.tool_backend import ToolBackend
+from ragkv.api.runtime.client_backend import ClientBackend
+from ragkv.api.runtime.mcp_server import make_server
+from ragkv.api.runtime.tool_backend import ToolBackend
 from ragkv.client import AsyncClient
 from ragkv.config import Settings
 
@@ -33,7 +33,7 @@ def serve_stdio(settings: Settings, notify: Callable[[str], None]) -> None:
     if settings.url:
         asyncio.run(_serve_service(settings))
         return
-    from api.runtime.local_backend import LocalBackend  # imports torch, which takes seconds
+    from ragkv.api.runtime.local_backend import LocalBackend  # imports torch, which takes seconds
 
     backend = LocalBackend(settings, notify)
     try:

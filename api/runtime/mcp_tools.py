@@ -10,10 +10,10 @@ from typing import Any, Generic, TypeVar
 from mcp import types
 from pydantic import BaseModel, TypeAdapter
 
-from api.runtime.tool_backend import Progress, ToolBackend
-from api.schemas.common import QuestionFields
-from api.schemas.search import SearchIn
-from api.schemas.tools import (
+from ragkv.api.runtime.tool_backend import Progress, ToolBackend
+from ragkv.api.schemas.common import QuestionFields
+from ragkv.api.schemas.search import SearchIn
+from ragkv.api.schemas.tools import (
     CollectionSummaries,
     DeletedDocument,
     DocumentName,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.answer_history import RecordedAnswer
 
 
 class Peers(Protocol):

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from math import inf
 
-from ingest.reembedding import reembed_steps
 from ragkv.engine.engine import Engine
 from ragkv.errors import EmbedderChanged, RagkvError
+from ragkv.ingest.reembedding import reembed_steps
 
 logger = logging.getLogger("ragkv.api")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from api.runtime.callers import Caller
-from api.runtime.catalog_service import not_found
-from api.runtime.engine_thread import EngineThread
-from ingest.jobs import IngestJob
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.catalog_service import not_found
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.errors import NotFound
+from ragkv.ingest.jobs import IngestJob
 
 
 def remove_document_of(caller: Caller, collection: str, document_id: str, engine_thread: EngineThread) -> None:

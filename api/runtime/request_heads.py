@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from api.errors import Fault
+from ragkv.api.errors import Fault
 
 HEAD_BYTES = 16 * 1024
 """Most bytes of a request line with all headers."""

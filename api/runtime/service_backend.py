@@ -9,19 +9,19 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import State
 from starlette.types import Message
 
-from api.middleware.rate_limit import quota_fault
-from api.runtime.answer_stream import AnswerStream
-from api.runtime.callers import Caller
-from api.runtime.catalog_service import not_found
-from api.runtime.engine_thread import EngineThread
-from api.runtime.ingest_queue import enqueue
-from api.runtime.rate_limits import RateLimiter, Resource
-from api.runtime.removal import remove_document_of
-from api.runtime.tool_backend import POLL_SECONDS, Progress, ProgressMeter, ToolRefused, summarize_job
-from api.schemas.common import QuestionFields
-from api.schemas.paging import read_place
-from api.schemas.search import SearchIn
-from api.schemas.tools import (
+from ragkv.api.middleware.rate_limit import quota_fault
+from ragkv.api.runtime.answer_stream import AnswerStream
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.catalog_service import not_found
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.ingest_queue import enqueue
+from ragkv.api.runtime.rate_limits import RateLimiter, Resource
+from ragkv.api.runtime.removal import remove_document_of
+from ragkv.api.runtime.tool_backend import POLL_SECONDS, Progress, ProgressMeter, ToolRefused, summarize_job
+from ragkv.api.schemas.common import QuestionFields
+from ragkv.api.schemas.paging import read_place
+from ragkv.api.schemas.search import SearchIn
+from ragkv.api.schemas.tools import (
     CollectionSummaries,
     DocumentName,
     DocumentSummaries,

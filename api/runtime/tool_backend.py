@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from api.errors import Fault, fault_of_job
-from api.schemas.common import QuestionFields
-from api.schemas.search import SearchIn
-from api.schemas.tools import (
+from ragkv.api.errors import Fault, fault_of_job
+from ragkv.api.schemas.common import QuestionFields
+from ragkv.api.schemas.search import SearchIn
+from ragkv.api.schemas.tools import (
     CollectionSummaries,
     DocumentName,
     DocumentSummaries,
@@ -22,8 +22,8 @@ from api.schemas.tools import (
     IngestSummary,
     ListArguments,
 )
-from ingest.jobs import IngestJob, JobFault
 from ragkv.client import Job
+from ragkv.ingest.jobs import IngestJob, JobFault
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
 

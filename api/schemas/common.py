@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from api.schemas.faults import readable
+from ragkv.api.schemas.faults import readable
 from ragkv.catalog.attributes import MAX_KEYS, MAX_VALUES
 from ragkv.catalog.limits import MAX_METADATA_KEYS, MAX_NAME, MAX_TITLE, check_metadata
 from ragkv.normalisation import normal_id

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
-from api.runtime.tenants import Tenant
-from api.schemas.common import DESCRIBED, STRICT, Body, Metadata, Title, check_unicode
-from ingest.jobs import IngestJob
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.schemas.common import DESCRIBED, STRICT, Body, Metadata, Title, check_unicode
 from ragkv.catalog import CollectionInfo, DocumentInfo
+from ragkv.ingest.jobs import IngestJob
 from ragkv.types import Chunk
 
 if TYPE_CHECKING:
-    from api.runtime.catalog_service import KVSizes  # imports torch, which `ragkv mcp --url` does without
+    from ragkv.api.runtime.catalog_service import KVSizes  # imports torch, which `ragkv mcp --url` does without
 
 
 class Content(Body):

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from api.runtime.answer_history import RecordedAnswer
-from api.runtime.tenants import Tenant
-from api.schemas.common import DESCRIBED
+from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.schemas.common import DESCRIBED
 from ragkv.engine.kv_map import ChunkKVMap
 from ragkv.engine.occurrences import occurrences
 from ragkv.passages import Citation

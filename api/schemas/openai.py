@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from api.schemas.common import DESCRIBED, MAX_QUESTION_CHARS, AnswerChoices, check_storable
+from ragkv.api.schemas.common import DESCRIBED, MAX_QUESTION_CHARS, AnswerChoices, check_storable
 from ragkv.passages import Citation
 from ragkv.report import Report
 

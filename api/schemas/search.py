@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from api.schemas.common import STRICT, Body, DocumentId, Filter, Name, check_storable
+from ragkv.api.schemas.common import STRICT, Body, DocumentId, Filter, Name, check_storable
 from ragkv.retrieval import SearchScope
 
 MAX_QUERY_CHARS = 8192

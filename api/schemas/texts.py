@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from api.schemas.common import DESCRIBED, check_storable
-from api.schemas.openai import LENIENT
-from api.schemas.search import MAX_QUERY_CHARS
+from ragkv.api.schemas.common import DESCRIBED, check_storable
+from ragkv.api.schemas.openai import LENIENT
+from ragkv.api.schemas.search import MAX_QUERY_CHARS
 
 MAX_TEXTS = 2048
 MAX_TEXT_CHARS = 32_768

@@ -11,10 +11,10 @@ from urllib.parse import quote, unquote
 
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
-from api.runtime.tenants import Tenant
-from api.schemas.common import DESCRIBED, MAX_DOCUMENTS, STRICT, Body, DocumentId, Filter, Name, check_storable
-from api.schemas.documents import Content
-from api.schemas.paging import write_place
+from ragkv.api.runtime.tenants import Tenant
+from ragkv.api.schemas.common import DESCRIBED, MAX_DOCUMENTS, STRICT, Body, DocumentId, Filter, Name, check_storable
+from ragkv.api.schemas.documents import Content
+from ragkv.api.schemas.paging import write_place
 from ragkv.catalog import CollectionInfo, DocumentInfo, DocumentOrder, SortField
 from ragkv.client import Collection, RemoteDocument
 from ragkv.types import Document

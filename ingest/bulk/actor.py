@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import ray
 
-from ingest.bulk.journal import MOST_ATTEMPTS, BulkOutcome
-from ingest.bulk.reading import COLUMN, decode_item, texts_of
-from ingest.groups import ingest_all
-from ingest.pipeline import IngestEngine, IngestOutcome
-from ingest.progress import no_progress
 from ragkv.config import Settings
 from ragkv.errors import InputError, RagkvError, StoreUnavailable
+from ragkv.ingest.bulk.journal import MOST_ATTEMPTS, BulkOutcome
+from ragkv.ingest.bulk.reading import COLUMN, decode_item, texts_of
+from ragkv.ingest.groups import ingest_all
+from ragkv.ingest.pipeline import IngestEngine, IngestOutcome
+from ragkv.ingest.progress import no_progress
 from ragkv.types import Document
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)

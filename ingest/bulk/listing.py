@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ingest.document_ids import DocumentIds, Rejected
-from ingest.folders import FolderFault
-from ingest.loader import rejected
-from ingest.source_files import SourceFile, absolute
-from ingest.sources import open_locations
+from ragkv.ingest.document_ids import DocumentIds, Rejected
+from ragkv.ingest.folders import FolderFault
+from ragkv.ingest.loader import rejected
+from ragkv.ingest.source_files import SourceFile, absolute
+from ragkv.ingest.sources import open_locations
 
 SHARE_FILES = 64
 """Files of a share at most."""

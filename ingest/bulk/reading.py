@@ -17,15 +17,15 @@ from ray.data import Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
-from ingest.bulk.listing import SourceListing
-from ingest.document_ids import DocumentIds, Rejected
-from ingest.groups import MOST_TOGETHER
-from ingest.sandbox import Allowance
-from ingest.sources import load_files
+from ragkv.ingest.bulk.listing import SourceListing
+from ragkv.ingest.document_ids import DocumentIds, Rejected
+from ragkv.ingest.groups import MOST_TOGETHER
+from ragkv.ingest.sandbox import Allowance
+from ragkv.ingest.sources import load_files
 from ragkv.types import Document
 
 if TYPE_CHECKING:
-    from ingest.source_files import SourceFile
+    from ragkv.ingest.source_files import SourceFile
 
 COLUMN = "item"
 

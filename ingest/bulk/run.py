@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingest.bulk.cluster import WorkerPlan, has_catalog_file, needs_one_machine, running_ray, worker_settings
-from ingest.bulk.journal import BulkOutcome, IngestJournal
-from ingest.bulk.listing import SHARE_BYTES, SourceListing
-from ingest.sandbox import Allowance
 from ragkv import errors
 from ragkv.config import Settings
 from ragkv.errors import RagkvError
+from ragkv.ingest.bulk.cluster import WorkerPlan, has_catalog_file, needs_one_machine, running_ray, worker_settings
+from ragkv.ingest.bulk.journal import BulkOutcome, IngestJournal
+from ragkv.ingest.bulk.listing import SHARE_BYTES, SourceListing
+from ragkv.ingest.sandbox import Allowance
 
 if TYPE_CHECKING:
-    from ingest.bulk.actor import OpenEngine
+    from ragkv.ingest.bulk.actor import OpenEngine
 
 READERS = 2
 """Tasks that read and parse files at the same time."""
@@ -87,9 +87,9 @@ def _outcomes(job: BulkIngest, plan: WorkerPlan) -> Iterator[BulkOutcome | Worke
     import ray
     from ray.data import ActorPoolStrategy, read_datasource
 
-    from ingest.bulk.actor import IngestWorker
-    from ingest.bulk.cluster import NODE_ID
-    from ingest.bulk.reading import ReadLimits, SourceDocuments, texts_of
+    from ragkv.ingest.bulk.actor import IngestWorker
+    from ragkv.ingest.bulk.cluster import NODE_ID
+    from ragkv.ingest.bulk.reading import ReadLimits, SourceDocuments, texts_of
 
     _configure()
     here = {NODE_ID: ray.get_runtime_context().get_node_id()}

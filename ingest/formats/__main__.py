@@ -1,4 +1,6 @@
-"""The process that parses one document: python -m ingest.formats FORMAT LIMIT SECONDS MEMORY OCR_PAGES <file >reply
+"""The process that parses one document.
+
+    python -m ragkv.ingest.formats FORMAT LIMIT SECONDS MEMORY OCR_PAGES <file >reply
 
 The reply is one JSON object. Its "kind" is "parsed", with "title", "text" and "metadata", or "invalid" or "large", with
 "words": the message.
@@ -11,32 +13,32 @@ import json
 import os
 import sys
 
-from ingest.formats.base import Parsed, Parser
-from ingest.formats.confine import confine
 from ragkv.errors import InputError, InvalidDocument, TooLarge
+from ragkv.ingest.formats.base import Parsed, Parser
+from ragkv.ingest.formats.confine import confine
 
 
 def parser_of(name: str, ocr_pages: int = 0) -> Parser:
     """Import and return the parser of a format. The libraries of other formats are not imported."""
     match name:
         case "html":
-            from ingest.formats.html import parse
+            from ragkv.ingest.formats.html import parse
         case "pdf":
-            from ingest.formats.pdf import parse as parse_pdf
+            from ragkv.ingest.formats.pdf import parse as parse_pdf
 
             parse = functools.partial(parse_pdf, ocr_pages=ocr_pages)
         case "docx":
-            from ingest.formats.docx import parse
+            from ragkv.ingest.formats.docx import parse
         case "csv":
-            from ingest.formats.csv import parse
+            from ragkv.ingest.formats.csv import parse
         case "pptx":
-            from ingest.formats.pptx import parse
+            from ragkv.ingest.formats.pptx import parse
         case "xlsx":
-            from ingest.formats.xlsx import parse
+            from ragkv.ingest.formats.xlsx import parse
         case "epub":
-            from ingest.formats.epub import parse
+            from ragkv.ingest.formats.epub import parse
         case "eml":
-            from ingest.formats.eml import parse
+            from ragkv.ingest.formats.eml import parse
         case _:
             raise ValueError(name)
     return parse

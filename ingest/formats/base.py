@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ingest.formats.rows import Cell, Table, TextBlock
-from ingest.formats.scripts import resolved
 from ragkv.errors import TooLarge
+from ragkv.ingest.formats.rows import Cell, Table, TextBlock
+from ragkv.ingest.formats.scripts import resolved
 
 LINE = "\u2028"
 """Separates lines inside a block."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ingest.formats.number_formats import NumberFormat, built_in
-from ingest.formats.package import PartHandler
-from ingest.formats.scripts import END, SUB, SUP, resolved
+from ragkv.ingest.formats.number_formats import NumberFormat, built_in
+from ragkv.ingest.formats.package import PartHandler
+from ragkv.ingest.formats.scripts import END, SUB, SUP, resolved
 
 _SCRIPTS = {"superscript": SUP, "subscript": SUB}
 

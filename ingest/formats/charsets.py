@@ -12,8 +12,8 @@ import codecs
 import re
 from collections.abc import Callable
 
-from ingest.text import check_replacements, check_text
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.text import check_replacements, check_text
 
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 WESTERN = "windows-1252"

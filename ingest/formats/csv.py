@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from ingest.formats.base import Parsed, TextRoom
-from ingest.formats.charsets import decode_table
-from ingest.formats.records import Records, SheetRow, filled
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats.base import Parsed, TextRoom
+from ragkv.ingest.formats.charsets import decode_table
+from ragkv.ingest.formats.records import Records, SheetRow, filled
 
 DELIMITERS = ",;\t|"
 SAMPLE_ROWS = 50

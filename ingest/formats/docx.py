@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ingest.formats.numbering import span_of, written
-from ingest.formats.office_formulas import OfficeFormulas
-from ingest.formats.package import Package, PartHandler, open_package
-from ingest.formats.scripts import END, NOTE, SUB, SUP
-from ingest.formats.symbols import EMPTY, TICKED, sign, signs
-from ingest.formats.word_styles import PLAIN, Numbering, Style, Styles, is_on
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
+from ragkv.ingest.formats.numbering import span_of, written
+from ragkv.ingest.formats.office_formulas import OfficeFormulas
+from ragkv.ingest.formats.package import Package, PartHandler, open_package
+from ragkv.ingest.formats.scripts import END, NOTE, SUB, SUP
+from ragkv.ingest.formats.symbols import EMPTY, TICKED, sign, signs
+from ragkv.ingest.formats.word_styles import PLAIN, Numbering, Style, Styles, is_on
 
 _UNSEEN = {"Fallback", "moveFrom", "del", "rt", "pPrChange", "rPrChange", "tblPrChange", "trPrChange", "tcPrChange"}
 """Elements that are skipped: a second copy of a drawing for older programs, text that was taken out or moved away, how

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from selectolax.lexbor import LexborNode
 
-from ingest.formats import scripts
+from ragkv.ingest.formats import scripts
 
 MAIN, BODY, AROUND = "main", "body", "around"
 Attributes = Mapping[str, str | None]

@@ -13,12 +13,12 @@ from email.parser import BytesParser
 from email.policy import EmailPolicy
 from typing import Any, cast
 
-from ingest.formats import charsets, signed
-from ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
-from ingest.formats.flowed import flowed
-from ingest.formats.mail_headers import readable
-from ingest.wrapping import unwrapped
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats import charsets, signed
+from ragkv.ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
+from ragkv.ingest.formats.flowed import flowed
+from ragkv.ingest.formats.mail_headers import readable
+from ragkv.ingest.wrapping import unwrapped
 
 HEADER_CHARACTERS = 32768
 """Most characters of a header that are read: a list of a thousand people. Its grammar is slow, at worst quadratic."""
@@ -144,7 +144,7 @@ def _text(part: EmailMessage, kind: str) -> str:
     data = _bytes_of(part)
     label = part.get_content_charset("")
     if kind == "text/html":
-        from ingest.formats import html, page_source  # messages of plain text start sooner without them
+        from ragkv.ingest.formats import html, page_source  # messages of plain text start sooner without them
 
         source = charsets.decode(data, label) if label else page_source.decode(data)
         return html.parse_text(source, max(len(data) * 4, 1)).text

@@ -13,11 +13,11 @@ import re
 from collections.abc import Mapping
 from urllib.parse import unquote
 
-from ingest.formats import html
-from ingest.formats.base import MAX_TITLE, Parsed, TextRoom, one_line
-from ingest.formats.package import Package, PartHandler, open_package, target_of
-from ingest.formats.page_source import decode
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats import html
+from ragkv.ingest.formats.base import MAX_TITLE, Parsed, TextRoom, one_line
+from ragkv.ingest.formats.package import Package, PartHandler, open_package, target_of
+from ragkv.ingest.formats.page_source import decode
 
 _KINDS = {"application/xhtml+xml", "text/html"}
 _VOID = "area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingest.wrapping import SIGNATURE, unwrapped
+from ragkv.ingest.wrapping import SIGNATURE, unwrapped
 
 
 def flowed(text: str, delete_spaces: bool = False) -> str:

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
-from ingest.formats import scripts
-from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ingest.formats.elements import AROUND, BLOCKS, BODY, MAIN, Attributes, is_anchor, is_unseen, place_of, script
-from ingest.formats.numbering import NumberedList, span_of
-from ingest.formats.page_source import MOST_NESTED, decode, is_nested
 from ragkv.errors import TooLarge
+from ragkv.ingest.formats import scripts
+from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
+from ragkv.ingest.formats.elements import AROUND, BLOCKS, BODY, MAIN, Attributes, is_anchor, is_unseen, place_of, script
+from ragkv.ingest.formats.numbering import NumberedList, span_of
+from ragkv.ingest.formats.page_source import MOST_NESTED, decode, is_nested
 
 if TYPE_CHECKING:
-    from ingest.formats.formulas import Formula
-    from ingest.formats.page_style import StyleSheets
+    from ragkv.ingest.formats.formulas import Formula
+    from ragkv.ingest.formats.page_style import StyleSheets
 
 MAIN_SHARE = 0.25
 """Share of the text outside `around` that `main` must hold for `body` to be left out."""
@@ -220,13 +220,13 @@ def _hiding(sheets: list[str]) -> StyleSheets | None:
     """Return what style sheets hide. Few pages that are saved have some, so the module is imported for them."""
     if not any("none" in sheet or "hidden" in sheet for sheet in sheets):
         return None
-    from ingest.formats.page_style import StyleSheets
+    from ragkv.ingest.formats.page_style import StyleSheets
 
     return StyleSheets(sheets)
 
 
 def _formula() -> Formula:
-    from ingest.formats.formulas import Formula
+    from ragkv.ingest.formats.formulas import Formula
 
     return Formula()
 

@@ -14,8 +14,8 @@ import re
 from itertools import groupby
 from urllib.parse import quote, unquote_to_bytes
 
-from ingest.formats import charsets
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats import charsets
 
 _WORD = re.compile(r"=\?([^?*\s]{1,40})(?:\*[^?\s]{0,20})?\?([BbQq])\?([^?\s]*+)\?=")
 _PARAMETER = re.compile(r"(\*(?:0\*)?=\s?)([\w.:-]{1,40})'([\w-]{0,20})'([^\s;]*+)")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 
-from ingest.formats.number_sections import Section, read_section, split_format
+from ragkv.ingest.formats.number_sections import Section, read_section, split_format
 
 _COMPARED: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ingest.formats.formulas import Formula
+    from ragkv.ingest.formats.formulas import Formula
 
 
 class OfficeFormulas:
@@ -30,7 +30,7 @@ class OfficeFormulas:
         if self.present is not None:
             self.present.start_office(tag, attributes)
             return
-        from ingest.formats.formulas import Formula  # most documents have none
+        from ragkv.ingest.formats.formulas import Formula  # most documents have none
 
         self.present = Formula()
 

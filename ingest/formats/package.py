@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 from xml.parsers import expat
 
-from ingest.formats.base import MAX_TITLE
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.base import MAX_TITLE
 
 UNPACKED_BYTES = 128 * 2**20
 """Most bytes of all unpacked parts that are read. Text has its own limit; this one covers the markup."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from ingest.formats import charsets
-from ingest.text import check_replacements, check_text
+from ragkv.ingest.formats import charsets
+from ragkv.ingest.text import check_replacements, check_text
 
 MOST_NESTED = 10_000
 """Most elements that are open at the same time. For each further one lexbor looks at all that are open."""

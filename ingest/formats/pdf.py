@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pypdfium2 import PdfDocument, PdfiumError, PdfPage
 from pypdfium2.raw import FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY, FPDFPage_CountObjects
 
-from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
-from ingest.formats.pdf_lines import BROKEN, Spelling, flow
-from ingest.formats.pdf_scripts import with_scripts
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.base import Parsed, TextRoom, one_line, without_controls
+from ragkv.ingest.formats.pdf_lines import BROKEN, Spelling, flow
+from ragkv.ingest.formats.pdf_scripts import with_scripts
 
 UNREADABLE_SHARE = 0.1
 """Share of unreadable characters above which a page counts as unreadable: its fonts name no characters."""
@@ -118,7 +118,7 @@ def _shows_something(page: PdfPage) -> bool:
 
 def _read_scans(document: PdfDocument, pages: _Pages, room: TextRoom, most: int) -> None:
     """Read the scans by OCR. Raises InvalidDocument and TooLarge."""
-    from ingest.formats.ocr import Reader
+    from ragkv.ingest.formats.ocr import Reader
 
     if len(pages.scans) > most:
         raise TooLarge(f"{len(pages.scans)} of its pages need OCR, the limit is {most} (ocr_pages)")

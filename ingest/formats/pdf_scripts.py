@@ -26,7 +26,7 @@ from pypdfium2.raw import (
     FPDFTextObj_GetFontSize,
 )
 
-from ingest.formats.scripts import END, SUB, SUP, resolved
+from ragkv.ingest.formats.scripts import END, SUB, SUP, resolved
 
 _SMALLER, _SHIFTED, _NEAR = 0.92, 0.1, 0.5
 """Height of a figure as a share of that before it, its shift, and its distance, as shares of that height."""

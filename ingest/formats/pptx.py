@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ingest.formats.base import LINE, Parsed, TextBlocks, TextRoom, one_line, without_controls
-from ingest.formats.numbering import whole, written
-from ingest.formats.office_formulas import OfficeFormulas
-from ingest.formats.package import LINK, Package, PartHandler, open_package
-from ingest.formats.scripts import END, SUB, SUP
-from ingest.formats.symbols import is_symbols, signs
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, TextRoom, one_line, without_controls
+from ragkv.ingest.formats.numbering import whole, written
+from ragkv.ingest.formats.office_formulas import OfficeFormulas
+from ragkv.ingest.formats.package import LINK, Package, PartHandler, open_package
+from ragkv.ingest.formats.scripts import END, SUB, SUP
+from ragkv.ingest.formats.symbols import is_symbols, signs
 
 _TITLES = {"title", "ctrTitle"}
 _AROUND = {"sldNum", "dt", "ftr", "hdr", "sldImg"}

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from ingest.formats.base import TextRoom
+from ragkv.ingest.formats.base import TextRoom
 
 AHEAD = 12
 """Rows that are looked at to find the names of columns."""

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from ingest.formats.cell_styles import CellStyle, RichText, whole
-from ingest.formats.package import PartHandler
-from ingest.formats.records import SheetRow
+from ragkv.ingest.formats.cell_styles import CellStyle, RichText, whole
+from ragkv.ingest.formats.package import PartHandler
+from ragkv.ingest.formats.records import SheetRow
 
 MOST_COLUMNS = 16_384
 MOST_REPEATED = 64

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ingest.formats.numbering import whole, written
-from ingest.formats.package import PartHandler
-from ingest.formats.symbols import is_symbols
+from ragkv.ingest.formats.numbering import whole, written
+from ragkv.ingest.formats.package import PartHandler
+from ragkv.ingest.formats.symbols import is_symbols
 
 LEVELS = frozenset("012345678")
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)

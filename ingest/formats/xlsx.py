@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import PurePosixPath
 
-from ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
-from ingest.formats.cell_styles import CellStyles, Strings
-from ingest.formats.package import LINK, Package, PartHandler, open_package
-from ingest.formats.records import Records
-from ingest.formats.sheets import Sheet, Values
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
+from ragkv.ingest.formats.cell_styles import CellStyles, Strings
+from ragkv.ingest.formats.package import LINK, Package, PartHandler, open_package
+from ragkv.ingest.formats.records import Records
+from ragkv.ingest.formats.sheets import Sheet, Values
 
 _BETWEEN = "\n\n"
 _UNRESOLVED = (

@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ingest.pipeline import ingest
 from ragkv.bench.score import exact_match
 from ragkv.bench.stages import Stages
 from ragkv.catalog import StoredTurn
@@ -24,6 +23,7 @@ from ragkv.engine.engine import Engine
 from ragkv.engine.generation import Sampling
 from ragkv.engine.needles import ASIDES, NeedleQuestion, make_needles
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.ingest.pipeline import ingest
 from ragkv.report import Answer, Report
 from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Document

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest.jobs import Jobs
-from ingest.turns import IngestTurns
 from ragkv.bench.encode import EncodeParams, EncodeResult, measure_encoding, prefill_together
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
+from ragkv.ingest.jobs import Jobs
+from ragkv.ingest.turns import IngestTurns
 from ragkv.model.model_cache import Notify
 from ragkv.timing import StepTimer
 from ragkv.types import Document

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ingest.chunker import PromptPiece, split_steps
 from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.score import normalise
 from ragkv.bench.sets import SetQuestion
 from ragkv.catalog import Catalog, DocumentVersion
 from ragkv.errors import InputError
+from ragkv.ingest.chunker import PromptPiece, split_steps
 from ragkv.retrieval import Retriever, TextEmbedder
 from ragkv.types import Document, Key
 

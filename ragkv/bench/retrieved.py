@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ingest.pipeline import ingest
 from ragkv.bench.grid import TextGrid, number, spread
 from ragkv.bench.longbench import longbench_sets, passages_of
 from ragkv.bench.score import exact_match, f1, interval, normalise
@@ -21,6 +20,7 @@ from ragkv.bench.sets import SetQuestion
 from ragkv.engine.engine import Engine
 from ragkv.engine.registry import check_method
 from ragkv.errors import InputError
+from ragkv.ingest.pipeline import ingest
 from ragkv.types import AskOptions, Document
 
 Progress = Callable[[str, int, int], None]

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 
-from ingest.pipeline import ingest
 from ragkv.bench.llama_server import LlamaParams, LlamaServer, PeerTiming
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.needles import make_needles
 from ragkv.engine.registry import METHOD_NAMES
+from ragkv.ingest.pipeline import ingest
 from ragkv.model.model_cache import Notify
 from ragkv.report import Report
 from ragkv.types import AskOptions

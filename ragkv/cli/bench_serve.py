@@ -151,8 +151,8 @@ def _service_of(settings: Settings, transport: AsyncBaseTransport | None = None)
 @asynccontextmanager
 async def _service_here(settings: Settings) -> AsyncIterator[AsyncClient]:
     """Open the service in this process, without a port; yield a client of it."""
-    from api.app import create_app
-    from api.observability.logs import configured_logging
+    from ragkv.api.app import create_app
+    from ragkv.api.observability.logs import configured_logging
     from ragkv.bench.in_process import InProcessTransport
 
     settings = settings.model_copy(update={"url": ""})

@@ -95,9 +95,9 @@ def longbench_questions(model: DecoderModel, files: Sequence[Path], fit: int) ->
     Raises:
         InputError: A file cannot be read.
     """
-    from ingest.chunker import split
     from ragkv.bench.longbench import longbench_sets, shorten
     from ragkv.bench.quality import context_tokens
+    from ragkv.ingest.chunker import split
 
     def cut(document: Document) -> list[tuple[str, str]]:
         return [(chunk.title, chunk.text) for chunk in split(document, model.prompt, model.profile.chunk_tokens)]

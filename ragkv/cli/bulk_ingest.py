@@ -12,20 +12,20 @@ from ragkv.cli.common import err, fail, progress, tell
 from ragkv.cli.documents import IngestOutput, allowance, document_ids
 
 if TYPE_CHECKING:
-    from ingest.bulk.listing import SourceListing
-    from ingest.pipeline import IngestEmbedder
     from ragkv.config import Settings
     from ragkv.engine.engine import Engine
+    from ragkv.ingest.bulk.listing import SourceListing
+    from ragkv.ingest.pipeline import IngestEmbedder
 
 
 def ingest_bulk(
     settings: Settings, locations: Sequence[str], collection: str, workers: int, output: IngestOutput
 ) -> int:
     """Ingest the documents of all locations with Ray. Returns the exit code."""
-    from ingest.bulk.cluster import check_settings
-    from ingest.bulk.journal import BulkOutcome
-    from ingest.bulk.listing import list_files
-    from ingest.bulk.run import BulkIngest, ingest_with_ray
+    from ragkv.ingest.bulk.cluster import check_settings
+    from ragkv.ingest.bulk.journal import BulkOutcome
+    from ragkv.ingest.bulk.listing import list_files
+    from ragkv.ingest.bulk.run import BulkIngest, ingest_with_ray
 
     check_settings(settings)
     allowed = allowance(settings)

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ingest.loader import load
-from ingest.pipeline import ingest
 from ragkv.bench.score import exact_match, f1
 from ragkv.cli.common import tell
 from ragkv.cli.samples import samples_folder
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.registry import FULL
+from ragkv.ingest.loader import load
+from ragkv.ingest.pipeline import ingest
 from ragkv.report import Report
 from ragkv.types import AskOptions, Document
 

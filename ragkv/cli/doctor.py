@@ -245,7 +245,7 @@ def _catalog(settings: Settings, parts: DoctorParts, findings: Findings) -> None
 
 def _set_aside(catalog: Catalog, findings: Findings, forget: bool) -> None:
     """Print the documents that were set aside, and remove them if `forget`."""
-    from ingest.jobs import Jobs
+    from ragkv.ingest.jobs import Jobs
 
     with findings.checking("set aside"):
         jobs = Jobs(catalog, 0)
@@ -350,7 +350,7 @@ def _times(folder: Path) -> dict[str, int]:
 
 def _kv(engine: Engine, findings: Findings) -> None:
     """Print the chunks without KV, which are encoded again when needed, and the unused entries of the store."""
-    from ingest.pipeline import reader_of
+    from ragkv.ingest.pipeline import reader_of
 
     expected, stale = _expected(engine), 0
     for info in engine.catalog.documents(None):

@@ -24,8 +24,8 @@ _LITTLE = 2**30
 
 def keys(settings: Settings, findings: Findings) -> None:
     """Print how many tenants may use the service; never keys or hashes."""
-    from api.middleware.authenticator import open_authenticator
-    from api.middleware.hosts import is_loopback, read_hosts
+    from ragkv.api.middleware.authenticator import open_authenticator
+    from ragkv.api.middleware.hosts import is_loopback, read_hosts
 
     with findings.checking("keys"):
         found = open_authenticator(settings)
@@ -47,7 +47,7 @@ def keys(settings: Settings, findings: Findings) -> None:
 
 def address(settings: Settings, findings: Findings) -> None:
     """Check whether `ragkv serve` could listen, or which program listens there."""
-    from api.app import bracketed, listen
+    from ragkv.api.app import bracketed, listen
 
     place = f"{bracketed(settings.host)}:{settings.port}"
     try:
@@ -66,7 +66,7 @@ def _ragkv_at(settings: Settings) -> str:
     """The status of a ragkv that listens at our address; "" if none does."""
     import httpx2
 
-    from api.app import bracketed
+    from ragkv.api.app import bracketed
 
     try:
         host = ipaddress.ip_address(settings.host)

@@ -35,12 +35,12 @@ from ragkv.cli.common import (
 from ragkv.errors import InputError, without_password
 
 if TYPE_CHECKING:
-    from ingest.document_ids import DocumentIds, Rejected
-    from ingest.sandbox import Allowance
     from ragkv.catalog import Catalog, DocumentInfo
     from ragkv.client import RemoteDocument
     from ragkv.config import Settings
     from ragkv.engine.engine import Engine
+    from ragkv.ingest.document_ids import DocumentIds, Rejected
+    from ragkv.ingest.sandbox import Allowance
     from ragkv.types import Document
 
 
@@ -96,9 +96,9 @@ def rm(
         remote.remove(settings, document_id, collection)
         out().print(f"removed {printable(document_id)}")
         return 0
-    from ingest.jobs import Jobs
-    from ingest.pipeline import remove
     from ragkv.errors import NotFound
+    from ragkv.ingest.jobs import Jobs
+    from ragkv.ingest.pipeline import remove
 
     with _catalog(settings) as catalog:
         queued = Jobs(catalog, settings.max_document_bytes).withdraw(collection, document_id)
@@ -115,7 +115,7 @@ def rm(
 def reindex(data: Data = None, store: Store = None, model: Model = None, device: Device = None) -> int:
     """Embed every chunk again, and ingest again what was ingested with another model or chunk size."""
     settings = settings_from(data, store, model, device)
-    from ingest.pipeline import reindex as again
+    from ragkv.ingest.pipeline import reindex as again
 
     with opened(settings, asks=False) as engine, progress() as report:
         done = again(engine, functools.partial(_report_progress, report, "all documents"))
@@ -125,8 +125,8 @@ def reindex(data: Data = None, store: Store = None, model: Model = None, device:
 
 def allowance(settings: Settings) -> Allowance:
     """Return what parsing a file may take. Raises MissingPackage."""
-    from ingest.sandbox import allowance_of
     from ragkv.config import IngestSettings
+    from ragkv.ingest.sandbox import allowance_of
 
     return allowance_of(settings.part(IngestSettings))
 
@@ -190,7 +190,7 @@ class IngestOutput:
 
 def ingest_all_items(engine: Engine, items: Iterable[Document | Rejected], output: IngestOutput) -> int:
     """Ingest in order. A bad document is reported and the others continue. Returns the exit code."""
-    from ingest.groups import ingest_all
+    from ragkv.ingest.groups import ingest_all
 
     before = engine.chunks.encoded
     with progress() as report:
@@ -250,7 +250,7 @@ def _catalog(settings: Settings) -> Iterator[Catalog]:
 @contextmanager
 def document_ids(settings: Settings, collection: str) -> Iterator[DocumentIds]:
     """Open what gives documents their ids, before there is an engine."""
-    from ingest.document_ids import DocumentIds
+    from ragkv.ingest.document_ids import DocumentIds
 
     if isinstance(where := settings.catalog_address, Path) and not where.exists():
         yield DocumentIds(collection=collection)

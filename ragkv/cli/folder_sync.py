@@ -14,10 +14,10 @@ from ragkv.cli.documents import IngestOutput, allowance, ingest_all_items
 from ragkv.errors import Busy, InputError, NotFound, Refused, StoreError, Unreachable
 
 if TYPE_CHECKING:
-    from ingest.source_files import SourceFile
     from ragkv.client import Client
     from ragkv.config import Settings
     from ragkv.engine.engine import Engine
+    from ragkv.ingest.source_files import SourceFile
 
 SECONDS = 1.0
 """Time between two scans."""
@@ -50,8 +50,8 @@ class OwnEngine:
 
     def put(self, files: Sequence[SourceFile]) -> None:
         """Ingest files."""
-        from ingest.document_ids import DocumentIds
-        from ingest.sources import load_files
+        from ragkv.ingest.document_ids import DocumentIds
+        from ragkv.ingest.sources import load_files
 
         limit, allowed = self._settings.max_document_bytes, allowance(self._settings)
         ids = DocumentIds(self._engine.catalog, self._collection)
@@ -59,8 +59,8 @@ class OwnEngine:
 
     def remove(self, document_id: str) -> None:
         """Remove a document. Raises NotFound."""
-        from ingest.jobs import Jobs
-        from ingest.pipeline import remove
+        from ragkv.ingest.jobs import Jobs
+        from ragkv.ingest.pipeline import remove
 
         Jobs(self._engine.catalog, self._settings.max_document_bytes).withdraw(self._collection, document_id)
         remove(self._engine, self._collection, document_id)
@@ -87,7 +87,7 @@ class RemoteService:
 
 def sync_folders(settings: Settings, locations: Sequence[str], collection: str) -> int:
     """Follow folders until Ctrl-C. Returns the exit code. Raises InputError if a place is no folder."""
-    from ingest.folder_changes import FolderScanner
+    from ragkv.ingest.folder_changes import FolderScanner
 
     folders = [Path(place) for place in locations]
     for folder in folders:
@@ -122,7 +122,7 @@ def _earlier(documents: Sequence[tuple[str, str]], folders: Sequence[Path]) -> I
 
     Of documents of an earlier release the ids tell whether they came from there. A folder that no id names has none.
     """
-    from ingest.folders import SUFFIXES, name_of
+    from ragkv.ingest.folders import SUFFIXES, name_of
 
     names = [name_of(folder, folder, Path.cwd()) for folder in folders]
     starts = tuple(f"{name}/" for name in names if name != ".")
@@ -140,8 +140,8 @@ def _put(target: WatchTarget, changed: Mapping[str, Path], lines: dict[str, set[
 
     lines: ids of the documents of each .jsonl file.
     """
-    from ingest.loader import load_file
-    from ingest.source_files import local_file
+    from ragkv.ingest.loader import load_file
+    from ragkv.ingest.source_files import local_file
     from ragkv.types import Document
 
     files = [local_file(path, name) for name, path in changed.items()]
@@ -164,7 +164,7 @@ def _put(target: WatchTarget, changed: Mapping[str, Path], lines: dict[str, set[
 
 def _remove(target: WatchTarget, files: Mapping[str, Path], lines: dict[str, set[str]]) -> None:
     """Remove the documents of files that are gone: those that came from there, or that have the name and no source."""
-    from ingest.folders import source_of
+    from ragkv.ingest.folders import source_of
 
     sources = dict(target.documents()) if files.keys() - lines.keys() else {}
     for name, path in files.items():

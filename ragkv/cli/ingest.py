@@ -16,7 +16,7 @@ from ragkv.cli.documents import IngestOutput, allowance, ingest_all_items
 from ragkv.cli.folder_sync import sync_folders
 
 if TYPE_CHECKING:
-    from ingest.document_ids import Rejected
+    from ragkv.ingest.document_ids import Rejected
     from ragkv.types import Document
 
 _SETTINGS = "Settings (also RAGKV_* and ragkv.toml)"
@@ -51,8 +51,8 @@ def ingest(
         raise typer.BadParameter(
             "this goes neither with --watch nor with --url", param_hint="--ray" if ray else "--json"
         )
-    from ingest.document_ids import DocumentIds
-    from ingest.sources import check_locations, load_locations, paths_among
+    from ragkv.ingest.document_ids import DocumentIds
+    from ragkv.ingest.sources import check_locations, load_locations, paths_among
 
     check_locations(paths)
     _tell_skipped(paths_among(paths))
@@ -81,7 +81,7 @@ def _tell_skipped(paths: Sequence[Path]) -> None:
 
     Those whose names tell no format come first, because they may be texts; the others are counted where there are many.
     """
-    from ingest.folders import SUFFIXES, skipped
+    from ragkv.ingest.folders import SUFFIXES, skipped
 
     files = list(skipped(paths))
     if not files:

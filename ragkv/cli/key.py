@@ -21,8 +21,8 @@ def key(
 
     Limits given here replace RAGKV_TENANT_REQUESTS, _TOKENS, _BYTES and _STORED for this tenant; 0 is no limit.
     """
-    from api.middleware.keys import make_key, name_of_key
-    from api.runtime.callers import Role
+    from ragkv.api.middleware.keys import make_key, name_of_key
+    from ragkv.api.runtime.callers import Role
 
     given = {"requests": requests, "tokens": tokens, "bytes": bytes, "stored": stored}
     role: Role = "reader" if reader else "writer"

@@ -11,7 +11,7 @@ from ragkv.cli.common import Data, Device, Model, Store, Url, settings_from, tel
 def mcp(data: Data = None, store: Store = None, model: Model = None, device: Device = None, url: Url = None) -> None:
     """Serve search, questions and documents to an MCP client over standard input and output."""
     settings = settings_from(data, store, model, device, url=url)
-    from api.runtime.mcp_stdio import serve_stdio
+    from ragkv.api.runtime.mcp_stdio import serve_stdio
 
     serve_stdio(settings, tell)
     # Clients kill a server that stays for two seconds. The interpreter may need as long to take down torch, and it

@@ -12,10 +12,10 @@ from ragkv.cli.common import Progress, err, fail, out, printable, progress
 from ragkv.errors import InputError, TooLarge
 
 if TYPE_CHECKING:
-    from ingest.source_files import SourceFile
     from ragkv.catalog import DocumentOrder
     from ragkv.client import Client, Job, RemoteChunk, RemoteDocument
     from ragkv.config import Settings
+    from ragkv.ingest.source_files import SourceFile
     from ragkv.passages import SearchResult
     from ragkv.retrieval import SearchScope
 
@@ -35,8 +35,8 @@ def connected(settings: Settings) -> Iterator[Client]:
 
 def ingest(settings: Settings, locations: Sequence[str], collection: str) -> int:
     """Send the files of all locations and print the outcome of every document. Returns the exit code."""
-    from ingest.folders import FolderFault
-    from ingest.sources import open_locations
+    from ragkv.ingest.folders import FolderFault
+    from ragkv.ingest.sources import open_locations
 
     with connected(settings) as client, ExitStack() as stack:
         faults = list[FolderFault]()

@@ -38,11 +38,11 @@ def serve(
 
     settings = read_settings()
     if settings.replicas or settings.max_replicas:
-        from api.replicas.run import serve_replicas
+        from ragkv.api.replicas.run import serve_replicas
 
         serve_replicas(settings, read_settings, err())
         return 0
-    from api.app import serve as serve_api
+    from ragkv.api.app import serve as serve_api
 
     if not serve_api(settings, err()):
         # The interpreter aborts if it shuts down while a thread computes. The data on the disk is consistent at any

@@ -78,10 +78,10 @@ def tune(
 
 def read_documents(paths: list[Path], settings: Settings, prompt: Prompt, limit: int) -> list[TextPassage]:
     """Return the chunks of all documents, as ingest makes them; files that cannot be read are told on stderr."""
-    from ingest.chunker import split
-    from ingest.loader import Rejected, load
-    from ingest.sandbox import allowance_of
     from ragkv.config import IngestSettings
+    from ragkv.ingest.chunker import split
+    from ragkv.ingest.loader import Rejected, load
+    from ragkv.ingest.sandbox import allowance_of
     from ragkv.tune.contexts import TextPassage
 
     allowed = allowance_of(settings.part(IngestSettings))

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ingest.pipeline import content_hash, ingest, remove
 from ragkv.admin.archive import MANIFEST, ArchiveWriter
 from ragkv.admin.backup import BackupContents, write_backup
 from ragkv.admin.restore import restore_backup
 from ragkv.cli import run
 from ragkv.errors import ConfigError, InputError, InvalidBackup, StoreUnavailable
+from ragkv.ingest.pipeline import content_hash, ingest, remove
 from ragkv.report import Answer
 from ragkv.types import AskOptions
 from tests.ingest.reader import make_document

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from ingest.pipeline import Paused, Stage, ingest
 from ragkv.admin.gc import CollectedGarbage, collect_garbage
 from ragkv.catalog import Catalog
 from ragkv.cli import run
 from ragkv.engine.engine import Engine
 from ragkv.errors import StoreUnavailable
+from ragkv.ingest.pipeline import Paused, Stage, ingest
 from ragkv.store import open_store
 from ragkv.store.base import StoreStats
 from ragkv.types import AskOptions, Key

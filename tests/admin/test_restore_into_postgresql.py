@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ingest.pipeline import ingest, remove
 from ragkv.admin.backup import write_backup
 from ragkv.admin.restore import restore_backup
 from ragkv.catalog import Catalog, copying, tables
 from ragkv.catalog.models import DocumentOrder
 from ragkv.cli import run
 from ragkv.errors import ConfigError, InputError, InvalidBackup
+from ragkv.ingest.pipeline import ingest, remove
 from ragkv.types import AskOptions
 from tests.ingest.reader import make_document
 from tests.postgres_server import PostgresServer

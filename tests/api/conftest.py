@@ -15,10 +15,10 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from api.app import create_app
-from api.observability.traces import Tracing
-from api.runtime.connections import protocol_options
-from api.runtime.engine_thread import EngineThread
+from ragkv.api.app import create_app
+from ragkv.api.observability.traces import Tracing
+from ragkv.api.runtime.connections import protocol_options
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.config import Settings, load_settings
 from tests.start_records import with_records
 

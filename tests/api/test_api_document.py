@@ -14,8 +14,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from api import errors
 from ragkv import client
+from ragkv.api import errors
 from ragkv.client import Client
 from tests.api.conftest import Service, serving, settings
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
 
 SMALL = {"max_tokens": 2, "deadline": 60.0}

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from ingest.jobs import Jobs
-from ingest.pipeline import ingest, remove
 from ragkv.catalog import Catalog, database
 from ragkv.engine.engine import Engine
+from ragkv.ingest.jobs import Jobs
+from ragkv.ingest.pipeline import ingest, remove
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
 from ragkv.retrieval.embedder import _packaged_folder

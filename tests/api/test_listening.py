@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from api.app import listen
+from ragkv.api.app import listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

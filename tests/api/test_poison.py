@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.middleware.security_headers import HEADERS
+from ragkv.api.middleware.security_headers import HEADERS
 from tests.api.conftest import Service
 from tests.api.middleware.test_security_headers import check_strict
 from tests.api.routes.test_uploads import upload

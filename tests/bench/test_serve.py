@@ -111,7 +111,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     ]
     with pytest.MonkeyPatch.context() as patch:
         for module in ("engine_thread", "engine_health"):
-            patch.setattr(f"api.runtime.{module}.IDLE_SECONDS", 0.2)
+            patch.setattr(f"ragkv.api.runtime.{module}.IDLE_SECONDS", 0.2)
         with serving(settings(tmp_path_factory.mktemp("load"), pool_bytes=POOL, queue=QUEUE, batch=2)) as running:
             assert running.post("/v1/documents?wait=true", {"documents": documents}).status_code == 200
             running.engine_thread.submit(disable_stops).result(30)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from ingest.jobs import Jobs
 from ragkv.catalog import Catalog, DocumentOrder, migrations, tables
 from ragkv.errors import ConfigError, MissingPackage
+from ragkv.ingest.jobs import Jobs
 from tests.catalog.test_catalog import put
 from tests.ingest.reader import FileEngine, run_next
 

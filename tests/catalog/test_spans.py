@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingest.chunker import split
 from ragkv.catalog import Catalog, DocumentOrder, DocumentVersion
 from ragkv.errors import InputError
+from ragkv.ingest.chunker import split
 from ragkv.passages import locate
 from ragkv.types import Document, Key, TextSpan
 from tests.catalog.test_catalog import WORDS, put

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from ingest.jobs import Jobs
 from ragkv import config
 from ragkv.catalog import Catalog
 from ragkv.cli import run
+from ragkv.ingest.jobs import Jobs
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import Document
 from tests import families

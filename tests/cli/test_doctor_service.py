@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from ragkv.cli import run
 from ragkv.cli.doctor_service import address, keys, limits
 from ragkv.cli.findings import Findings

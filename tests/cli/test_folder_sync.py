@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ingest.source_files import SourceFile
 from ragkv.catalog import Catalog
 from ragkv.cli import folder_sync, run
 from ragkv.config import load_settings
+from ragkv.ingest.source_files import SourceFile
 from tests.api.conftest import serving, settings
 from tests.forked import forked
 from tests.program import ROOT

@@ -17,7 +17,7 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from tests.api.conftest import Service, serving, settings
 from tests.mcp_calls import BRIDGE, HARBOUR, QUESTION, TOOL_NAMES, call, over_http, read, refused, use_everything
 from tests.program import ROOT, served
@@ -210,7 +210,9 @@ def test_a_client_that_goes_without_reading_ends_it_quietly(tmp_path: Path) -> N
 
 
 def test_what_passes_calls_on_to_a_service_imports_no_torch() -> None:
-    ask = "import sys, api.runtime.mcp_stdio; print(sorted({'torch', 'transformers', 'mcp'} & sys.modules.keys()))"
+    ask = (
+        "import sys, ragkv.api.runtime.mcp_stdio; print(sorted({'torch', 'transformers', 'mcp'} & sys.modules.keys()))"
+    )
     done = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("['mcp']\n", "")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from ragkv.cli import run
 from ragkv.cli.top import SPAN, TopRecord, TopSpan, scrape
 from ragkv.client import Client

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ingest.pipeline import ingest
 from ragkv.engine import chunk_flights
 from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
 from ragkv.engine.passes import Passes, Pause
 from ragkv.engine.request import Request
 from ragkv.errors import StoreUnavailable
+from ragkv.ingest.pipeline import ingest
 from ragkv.report import Answer
 from ragkv.types import Document, Key
 from tests.quick import quick_engine

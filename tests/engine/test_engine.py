@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingest.pipeline import ingest
 from ragkv.cli.samples import samples_folder
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
@@ -23,6 +22,7 @@ from ragkv.engine.question import prompt_order
 from ragkv.engine.registry import METHODS, make_method
 from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.errors import InputError, NotCalibrated, NotFound
+from ragkv.ingest.pipeline import ingest
 from ragkv.recompute.samkv import SamKV
 from ragkv.report import Answer
 from ragkv.store.format.codec import pack

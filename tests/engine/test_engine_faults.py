@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from ingest.pipeline import ingest, remove
 from ragkv.engine.engine import Engine
 from ragkv.errors import NotFound
+from ragkv.ingest.pipeline import ingest, remove
 from ragkv.model.decoder import DecoderModel
 from ragkv.report import Answer
 from ragkv.retrieval import Embedder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ingest.pipeline import ingest, remove
 from ragkv.engine.engine import Engine
+from ragkv.ingest.pipeline import ingest, remove
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
 from ragkv.types import AskOptions, Document

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingest.pipeline import ingest
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import make_prefill_policy
 from ragkv.errors import ConfigError, InputError
+from ragkv.ingest.pipeline import ingest
 from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Document
 from tests import tiny

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ingest.pipeline import ingest
 from ragkv.engine import speculation
 from ragkv.engine.decoding import generate
 from ragkv.engine.drafting import Drafter, DraftParams
 from ragkv.engine.speculation import kept_texts
+from ragkv.ingest.pipeline import ingest
 from ragkv.recompute.base import Plan
 from ragkv.types import AskOptions, Document
 from tests.quick import quick_engine, quick_model

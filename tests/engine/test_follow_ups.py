@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.pipeline import ingest
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
+from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import AskOptions, Document
 

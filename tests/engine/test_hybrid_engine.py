@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import transformers
 
-from ingest.pipeline import ingest
 from ragkv.engine.engine import Engine
 from ragkv.errors import InputError
+from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import AskOptions, Document
 from tests import families

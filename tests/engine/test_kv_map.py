@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ingest.pipeline import ingest
 from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
 from ragkv.engine.kv_map import KVMap, kv_map
 from ragkv.engine.request import Request
+from ragkv.ingest.pipeline import ingest
 from ragkv.recompute.base import Plan, rows_alive
 from ragkv.report import Answer
 from ragkv.types import AskOptions, Chunk, Document, Hit

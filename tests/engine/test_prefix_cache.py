@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingest.pipeline import ingest, remove
 from ragkv.engine.engine import AskOptions, Engine
 from ragkv.engine.prefix_cache import PrefixCache
 from ragkv.engine.request import Request
 from ragkv.errors import InputError
+from ragkv.ingest.pipeline import ingest, remove
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Pass
 from ragkv.types import Chunk, Document, Shape

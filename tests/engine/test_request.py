@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 
-from ingest.pipeline import remove
 from ragkv.engine.batch import Batch
 from ragkv.errors import NotFound, Outdated
+from ragkv.ingest.pipeline import remove
 from ragkv.types import AskOptions
 from tests.engine.test_session_manager import METHODS, NAMES, QUESTIONS, fill, talk
 from tests.quick import quick_engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingest.pipeline import ingest, reindex
+from ragkv.ingest.pipeline import ingest, reindex
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import AskOptions, Document
 from tests import written_gguf

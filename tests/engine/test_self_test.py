@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingest.pipeline import ingest
 from ragkv.config import load_settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.self_test import failed_self_test, self_test
 from ragkv.errors import InputError
+from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.rotary import Rotary
 from ragkv.types import AskOptions, Document

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ingest.pipeline import ingest
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.service_rules import rule_of
+from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import AskOptions, Document
 

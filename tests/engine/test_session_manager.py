@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from ingest.pipeline import ingest, remove
 from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
 from ragkv.engine.session_manager import MAX_NAME
 from ragkv.errors import InputError, NotFound, Outdated
+from ragkv.ingest.pipeline import ingest, remove
 from ragkv.types import AskOptions, Document
 from tests.interrupted import Interrupted
 from tests.quick import quick_engine

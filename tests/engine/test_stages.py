@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ingest.pipeline import ingest
 from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
+from ragkv.ingest.pipeline import ingest
 from ragkv.sparse import prefill, psa, topk
 from ragkv.sparse.blocks import BlockDigests
 from ragkv.sparse.lfps import LfpsState

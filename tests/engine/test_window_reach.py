@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-from ingest.pipeline import ingest
 from ragkv.engine.decoding import decode
 from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
@@ -16,6 +15,7 @@ from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import make_method
 from ragkv.engine.window_reach import WindowReach
+from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_kinds import LayerKind

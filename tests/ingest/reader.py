@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.jobs import Jobs
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, EmbedderIdentity
+from ragkv.ingest.jobs import Jobs
 from ragkv.retrieval import Retrieval, Retriever
 from ragkv.retrieval.segments import embed_windows
 from ragkv.types import Chunk, Document, EmbeddedPassages, Key

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from api.app import create_app
-from ingest.sandbox import Allowance, allowance_of
+from ragkv.api.app import create_app
 from ragkv.cli import run
 from ragkv.cli.doctor_service import limits
 from ragkv.cli.findings import Findings
 from ragkv.config import IngestSettings, load_settings
 from ragkv.errors import MissingPackage
+from ragkv.ingest.sandbox import Allowance, allowance_of
 
 
 def test_without_ocr_its_packages_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

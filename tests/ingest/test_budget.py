@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ingest import pipeline
-from ingest.budget import within
-from ingest.jobs import Jobs
-from ingest.pipeline import ingest, reindex
-from ingest.progress import IngestStep, run_to_end
 from ragkv.errors import TooLarge
+from ragkv.ingest import pipeline
+from ragkv.ingest.budget import within
+from ragkv.ingest.jobs import Jobs
+from ragkv.ingest.pipeline import ingest, reindex
+from ragkv.ingest.progress import IngestStep, run_to_end
 from ragkv.types import Document
 from tests.ingest.reader import FileEngine, make_document
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from ingest import chunker as chunk_module
-from ingest.chunker import LEAST_ROOM, split, split_steps
-from ingest.progress import IngestStep
 from ragkv.errors import ConfigError, InvalidDocument
+from ragkv.ingest import chunker as chunk_module
+from ragkv.ingest.chunker import LEAST_ROOM, split, split_steps
+from ragkv.ingest.progress import IngestStep
 from ragkv.types import Chunk, Document
 
 SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

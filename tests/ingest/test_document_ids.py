@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.document_ids import DocumentIds, longer_names
-from ingest.pipeline import ingest
-from ingest.sources import load_locations
+from ragkv.ingest.document_ids import DocumentIds, longer_names
+from ragkv.ingest.pipeline import ingest
+from ragkv.ingest.sources import load_locations
 from ragkv.types import Document
 from tests.ingest.reader import FileEngine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.folder_changes import FolderChanges, FolderScanner
+from ragkv.ingest.folder_changes import FolderChanges, FolderScanner
 
 
 @pytest.fixture

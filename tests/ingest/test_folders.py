@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.folders import FolderFault, named, skipped, source_of
-from ingest.loader import Rejected, load
-from ingest.sources import load_locations
+from ragkv.ingest.folders import FolderFault, named, skipped, source_of
+from ragkv.ingest.loader import Rejected, load
+from ragkv.ingest.sources import load_locations
 from ragkv.types import Document
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingest import jobs as ingest_jobs
-from ingest import pipeline, turns
-from ingest.groups import ingest_all
-from ingest.jobs import Jobs
-from ingest.pipeline import EMBED_BATCH, IngestOutcome, ingest
-from ingest.progress import no_progress
-from ingest.turns import IngestTurns
 from ragkv.errors import InputError, InvalidDocument
+from ragkv.ingest import jobs as ingest_jobs
+from ragkv.ingest import pipeline, turns
+from ragkv.ingest.groups import ingest_all
+from ragkv.ingest.jobs import Jobs
+from ragkv.ingest.pipeline import EMBED_BATCH, IngestOutcome, ingest
+from ragkv.ingest.progress import no_progress
+from ragkv.ingest.turns import IngestTurns
 from ragkv.types import Chunk, Document, Key
 from tests.clock import set_clock
 from tests.ingest.reader import FileEngine, make_document

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from ingest import job_table, job_view
-from ingest.job_table import MAX_ATTEMPTS
-from ingest.jobs import Backlog, Counts, IngestJob, Jobs
-from ingest.loader import Rejected, read
-from ingest.pipeline import ingest, remove
 from ragkv.catalog import database
 from ragkv.errors import CatalogCorrupt, InputError, InvalidDocument, NotFound, StoreUnavailable
+from ragkv.ingest import job_table, job_view
+from ragkv.ingest.job_table import MAX_ATTEMPTS
+from ragkv.ingest.jobs import Backlog, Counts, IngestJob, Jobs
+from ragkv.ingest.loader import Rejected, read
+from ragkv.ingest.pipeline import ingest, remove
 from ragkv.types import Chunk, Document, Key
 from tests.ingest.reader import FileEngine, make_document, run_next
 
@@ -230,7 +230,7 @@ def test_a_finished_job_is_not_joined(jobs: Jobs, engine: FileEngine) -> None:
 def test_progress_is_recorded_while_a_document_is_ingested(
     jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingest.jobs.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("ragkv.ingest.jobs.REPORT_SECONDS", 0.0)
     job_id, seen = jobs.submit([make_document("a")]), []
     run_next(jobs, engine, lambda: seen.append(jobs.get(job_id)))
     assert {job.status for job in seen} == {"running"}
@@ -241,7 +241,7 @@ def test_progress_is_recorded_while_a_document_is_ingested(
 def test_of_a_small_document_only_the_encoding_is_written_down(
     jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingest.jobs.REPORT_SECONDS", 60.0)
+    monkeypatch.setattr("ragkv.ingest.jobs.REPORT_SECONDS", 60.0)
     job_id, seen = jobs.submit([make_document("a")]), []
     run_next(jobs, engine, lambda: seen.append(jobs.get(job_id)))
     assert {job.stage for job in seen} <= {"", "encode"}
@@ -416,7 +416,7 @@ def test_the_steps_of_a_job_end_with_the_commit(jobs: Jobs, engine: FileEngine) 
 PROCESS = """
 import sys, time
 from pathlib import Path
-from ingest.jobs import Jobs
+from ragkv.ingest.jobs import Jobs
 from tests.ingest.reader import FileEngine, run_next
 
 class Slow(FileEngine):
@@ -555,7 +555,7 @@ def test_pauses_do_not_count_as_deaths(engine: FileEngine) -> None:
 
 
 FULL = """
-from ingest.jobs import Jobs
+from ragkv.ingest.jobs import Jobs
 from ragkv.errors import StoreFull
 from tests.ingest.reader import FileEngine, make_document, run_next
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.loader import Rejected, checked, load, parse, read
-from ingest.sandbox import Allowance
-from ingest.sources import load_locations
 from ragkv.catalog.limits import MAX_DEPTH, MAX_TITLE
 from ragkv.errors import InputError, InvalidDocument, TooLarge
+from ragkv.ingest.loader import Rejected, checked, load, parse, read
+from ragkv.ingest.sandbox import Allowance
+from ragkv.ingest.sources import load_locations
 from ragkv.normalisation import visible
 from ragkv.types import Document
 from tests.catalog.test_limits import nested
@@ -238,7 +238,7 @@ def test_a_line_over_the_limit_stops_no_other() -> None:
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from ingest.loader import load
+from ragkv.ingest.loader import load
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (document,) = load([Path(sys.argv[1])], 100 << 20)
 print(len(document.text), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingest.pipeline import Paused, Stage, content_hash, ingest, ingest_steps, reindex, remove
 from ragkv.errors import EmbedderChanged, InvalidDocument, NotFound
+from ragkv.ingest.pipeline import Paused, Stage, content_hash, ingest, ingest_steps, reindex, remove
 from ragkv.types import Document
 from tests.ingest.reader import FileEngine, WordEmbedder, make_document
 
@@ -258,7 +258,7 @@ def test_reindex_of_nothing_is_nothing(engine: FileEngine) -> None:
 
 
 FULL = """
-from ingest.pipeline import ingest
+from ragkv.ingest.pipeline import ingest
 from ragkv.errors import StoreFull
 from tests.ingest.reader import FileEngine, make_document
 

@@ -13,9 +13,9 @@ from typing import IO
 
 import pytest
 
-from ingest import leases
-from ingest.jobs import Jobs
 from ragkv.catalog import Catalog
+from ragkv.ingest import leases
+from ragkv.ingest.jobs import Jobs
 from tests.ingest.reader import FileEngine, make_document, run_next
 
 LIMIT = 100_000
@@ -24,7 +24,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 COMMON = """
 import sys, time
 from pathlib import Path
-from ingest.jobs import Jobs
+from ragkv.ingest.jobs import Jobs
 from tests.ingest.reader import FileEngine, run_next
 folder, where = Path(sys.argv[1]), sys.argv[2]
 where = where if where.startswith("postgresql") else Path(where)
@@ -144,7 +144,7 @@ def test_a_start_leaves_what_a_living_process_ingests_to_it_and_takes_over_what_
 def test_a_busy_process_takes_over_what_dies_with_another(
     jobs: Jobs, engine: FileEngine, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingest.jobs.RECLAIM_SECONDS", 0.0)
+    monkeypatch.setattr("ragkv.ingest.jobs.RECLAIM_SECONDS", 0.0)
     job_id = jobs.submit([make_document("a")])
     worker = start(STOPPING)
     assert line(worker.stdout) == "encoded"

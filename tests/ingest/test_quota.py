@@ -11,11 +11,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.errors import install
-from ingest.jobs import Jobs
-from ingest.pipeline import Stage, ingest, reindex, remove
 from ragkv.admin.quota import Quota
+from ragkv.api.errors import install
 from ragkv.errors import QuotaExceeded
+from ragkv.ingest.jobs import Jobs
+from ragkv.ingest.pipeline import Stage, ingest, reindex, remove
 from tests.ingest.reader import FileEngine, make_document, run_next
 from tests.quick import quick_engine
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.pipeline import ingest
-from ingest.reembedding import BATCH, reembed_steps
 from ragkv.catalog import EmbedderIdentity
+from ragkv.ingest.pipeline import ingest
+from ragkv.ingest.reembedding import BATCH, reembed_steps
 from ragkv.retrieval import Retriever, SearchScope
 from tests.ingest.reader import FileEngine, WordEmbedder, make_document
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ingest.loader import Rejected
-from ingest.repository import Repository, parse_address
-from ingest.sources import check_locations, load_locations, open_locations
 from ragkv.errors import ConfigError, InputError
+from ragkv.ingest.loader import Rejected
+from ragkv.ingest.repository import Repository, parse_address
+from ragkv.ingest.sources import check_locations, load_locations, open_locations
 from ragkv.types import Document
 
 LIMIT = 10_000

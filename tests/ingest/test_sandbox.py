@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.formats.base import Parsed
-from ingest.formats.package import UNPACKED_BYTES
-from ingest.loader import Rejected, read
-from ingest.sandbox import Allowance, decode_reply, parse, run
 from ragkv.errors import InputError, InvalidDocument, TooLarge
+from ragkv.ingest.formats.base import Parsed
+from ragkv.ingest.formats.package import UNPACKED_BYTES
+from ragkv.ingest.loader import Rejected, read
+from ragkv.ingest.sandbox import Allowance, decode_reply, parse, run
 from tests.ingest.formats.files import docx, packed, painted, paragraph, pdf, stream
 from tests.ingest.formats.packages import cell, epub, pptx, row, shape, xlsx
 from tests.ingest.formats.test_docx import BILLION
@@ -109,7 +109,7 @@ def test_a_child_reads_the_file_and_knows_nothing_else(
 
 CONFINED = """
 import os, resource, signal, sys, time
-from ingest.formats.confine import confine
+from ragkv.ingest.formats.confine import confine
 file = open(sys.argv[2], "ab", buffering=0)
 if os.getuid() == 0:
     os.setuid(65534)  # root may start processes whatever its limits are
@@ -155,7 +155,7 @@ def test_a_confined_process_can_do_nothing_but_reckon_for_a_while(root: Path, tm
 
 def test_the_process_imports_neither_torch_nor_the_rest_of_ragkv(root: Path) -> None:
     code = (
-        "import sys; from ingest.formats.__main__ import parser_of\n"
+        "import sys; from ragkv.ingest.formats.__main__ import parser_of\n"
         "for name in ('html', 'pdf', 'docx', 'csv', 'pptx', 'xlsx', 'epub', 'eml'): parser_of(name)\n"
         "print(*{m.split('.')[0] for m in sys.modules}, *(m for m in sys.modules if m.startswith('ragkv.')))"
     )
@@ -278,8 +278,8 @@ def bombs() -> dict[str, bytes]:
 RSS = """
 import resource, sys
 from pathlib import Path
-from ingest.loader import Rejected, read
-from ingest.sandbox import Allowance
+from ragkv.ingest.loader import Rejected, read
+from ragkv.ingest.sandbox import Allowance
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sorted(Path(sys.argv[1]).iterdir()):
     (item,) = read(path.read_bytes(), path.name, 1 << 20, allowed=Allowance(seconds=2.0))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from ingest.formats import eml, pdf
-from ingest.formats.flowed import flowed
-from ingest.formats.pdf_lines import flow
-from ingest.loader import parse
-from ingest.wrapping import unwrapped
+from ragkv.ingest.formats import eml, pdf
+from ragkv.ingest.formats.flowed import flowed
+from ragkv.ingest.formats.pdf_lines import flow
+from ragkv.ingest.loader import parse
+from ragkv.ingest.wrapping import unwrapped
 from tests.growth import grows_linearly
 from tests.ingest.formats.files import pdf as made_pdf
 from tests.ingest.formats.files import stream

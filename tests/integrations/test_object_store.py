@@ -14,10 +14,10 @@ pytest.importorskip("s3fs")
 import boto3
 from moto.server import ThreadedMotoServer
 
-from ingest.loader import Rejected
-from ingest.sources import load_locations
 from ragkv.cli import run
 from ragkv.errors import ConfigError, InputError
+from ragkv.ingest.loader import Rejected
+from ragkv.ingest.sources import load_locations
 from ragkv.types import Document
 from tests.api.conftest import serving, settings
 from tests.ingest.formats.packages import pptx, shape

@@ -18,11 +18,11 @@ import onnxruntime
 from PIL import Image, ImageDraw, ImageFont
 from pypdfium2 import PdfDocument
 
-from ingest.formats import ocr
-from ingest.sandbox import Allowance, parse
 from ragkv.cli import run
 from ragkv.config import bundled_models
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats import ocr
+from ragkv.ingest.sandbox import Allowance, parse
 from tests.api.conftest import serving, settings
 from tests.ingest.formats.files import pdf
 
@@ -160,7 +160,7 @@ def test_too_little_memory_is_a_refusal_with_the_setting(memory: int) -> None:
 def test_no_thread_is_started() -> None:
     """Root may start threads in spite of the limits, so they are counted."""
     program = (
-        "import os, sys; from ingest.formats.pdf import parse\n"
+        "import os, sys; from ragkv.ingest.formats.pdf import parse\n"
         "parse(sys.stdin.buffer.read(), 1 << 20, ocr_pages=5); print(len(os.listdir('/proc/self/task')))"
     )
     environment = {

@@ -19,14 +19,14 @@ pytest.importorskip("joserfc")
 from joserfc import jwe, jwt
 from joserfc.jwk import RSAKey
 
-from api.app import create_app
-from api.middleware import issuer as issuer_module
-from api.middleware.authenticator import Authenticator
-from api.middleware.issuer import FRESH_SECONDS, KEPT_SECONDS, RETRY_SECONDS, IssuerKeys
-from api.middleware.keys import Keys, make_key
-from api.middleware.tokens import ALGORITHMS, TokenVerifier, read_rules
-from api.runtime.callers import Caller, IssuerAway
-from api.runtime.tenants import Tenant
+from ragkv.api.app import create_app
+from ragkv.api.middleware import issuer as issuer_module
+from ragkv.api.middleware.authenticator import Authenticator
+from ragkv.api.middleware.issuer import FRESH_SECONDS, KEPT_SECONDS, RETRY_SECONDS, IssuerKeys
+from ragkv.api.middleware.keys import Keys, make_key
+from ragkv.api.middleware.tokens import ALGORITHMS, TokenVerifier, read_rules
+from ragkv.api.runtime.callers import Caller, IssuerAway
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.config import SignInSettings, load_settings
 from ragkv.errors import ConfigError
 from tests.api.conftest import HARBOUR, Service, serving, settings

@@ -12,9 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ingest.pipeline import ingest
 from ragkv.engine.engine import Engine
 from ragkv.errors import ConfigError, ModelNotFound, ModelUnsupported
+from ragkv.ingest.pipeline import ingest
 from ragkv.model.adapter import CONFIG, WEIGHTS, read_adapter
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.source import ModelSource

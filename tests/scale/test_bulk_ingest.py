@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import redis
 
-from ingest.bulk.journal import MOST_ATTEMPTS
 from ragkv.catalog import Catalog
+from ragkv.ingest.bulk.journal import MOST_ATTEMPTS
 from tests.redis_server import RedisServer, redis_server
 
 pytest.importorskip("ray.data")

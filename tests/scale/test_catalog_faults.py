@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.jobs import Jobs
 from ragkv.catalog import Catalog, migrations
 from ragkv.errors import ConfigError, InputError, RagkvError, StoreUnavailable
+from ragkv.ingest.jobs import Jobs
 from tests.catalog.test_catalog import put
 from tests.ingest.reader import FileEngine, make_document, run_next
 from tests.postgres_server import PASSWORD, PostgresServer, postgres_server

@@ -39,7 +39,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clie
     small = {"RAGKV_MODEL": str(TINY), "RAGKV_DEVICE": "cpu", "RAGKV_CHUNK_TOKENS": "128", "RAGKV_HOST_BYTES": "0"}
     given = {**os.environ, **small, "PYTHONPATH": str(ROOT), "RAGKV_DATA": str(folder / "data")}
     given |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
-    given |= {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "api.replicas.proxy:middlewares"}
+    given |= {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "ragkv.api.replicas.proxy:middlewares"}
     # The paths of sockets must be short.
     with TemporaryDirectory(dir="/tmp", prefix="ray", ignore_cleanup_errors=True) as short:
         port, *ports = (free_port() for _ in range(4))
@@ -127,7 +127,7 @@ def test_the_configuration_of_the_manifest_serves_and_is_changed_without_losing_
 
 
 def test_settings_that_allow_no_replicas_are_refused() -> None:
-    from api.replicas.deployment import application
+    from ragkv.api.replicas.deployment import application
 
     with pytest.raises(ConfigError, match="--max-replicas 2 is less than --replicas 3"):
         application({"replicas": 3, "max_replicas": 2})

@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ingest.jobs import Jobs
-from ingest.pipeline import remove
 from ragkv.engine.engine import Engine
+from ragkv.ingest.jobs import Jobs
+from ragkv.ingest.pipeline import remove
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
 from tests.libraries import open_engine

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ingest.loader import load
+from ragkv.ingest.loader import load
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import Document
 from tools.adapter.average import average

@@ -123,8 +123,8 @@ def question_sets(name: str, model: DecoderModel) -> list[QuestionSet]:
         return natural_sets(int(chunks))
     if kind == "dev":
         return natural_sets(int(chunks), folder=DEVELOPMENT)
-    from ingest.chunker import split
     from ragkv.bench.longbench import longbench_sets
+    from ragkv.ingest.chunker import split
     from ragkv.types import Document
 
     def pieces(document: Document) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ routes with examples, and lists the [errors](../api.md#errors).
 
 def read_schema() -> dict[str, Any]:
     """Return the OpenAPI document of a service with the default settings. No engine is opened."""
-    from api.app import create_app
+    from ragkv.api.app import create_app
     from ragkv.config import Settings
 
     defaults = {name: field.get_default(call_default_factory=True) for name, field in Settings.model_fields.items()}

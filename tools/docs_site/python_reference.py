@@ -15,7 +15,7 @@ ENGINE = {
     "Settings": ("ragkv.config.Settings", "ragkv.config.load_settings"),
     "Engine": ("ragkv.engine.engine.Engine",),
     "Questions and documents": ("ragkv.types",),
-    "Ingest": ("ingest.loader.load", "ingest.pipeline.ingest"),
+    "Ingest": ("ragkv.ingest.loader.load", "ragkv.ingest.pipeline.ingest"),
     "What was read": ("ragkv.engine.kv_map.KVMap", "ragkv.engine.kv_map.ChunkKVMap"),
     "Store": ("ragkv.store.base.KVStore",),
     "Methods": ("ragkv.recompute.base",),

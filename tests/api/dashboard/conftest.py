@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from tests.api.dashboard.browser import CHROMIUM, PageLog, chromium, tab
 from tests.api.dashboard.loaded import ANSWERS
 from tests.program import served

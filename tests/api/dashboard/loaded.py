@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import api.app
-from api.runtime.answer_history import RecordedAnswer
-from api.runtime.engine_thread import EngineThread
+import ragkv.api.app
+from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.cli import main
 from ragkv.engine.kv_map import KVMap
 from ragkv.report import (
@@ -58,5 +58,5 @@ def create_app(*given: Any, **named: Any) -> Any:
 
 
 if __name__ == "__main__":
-    _create_app, api.app.create_app = api.app.create_app, create_app
+    _create_app, ragkv.api.app.create_app = ragkv.api.app.create_app, create_app
     main()

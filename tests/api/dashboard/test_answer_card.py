@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from api.dashboard.answer_card import describe_answer
+from ragkv.api.dashboard.answer_card import describe_answer
 from ragkv.engine.service_rules import rule_report
 from ragkv.passages import Citation
 from ragkv.report import NOT_HELD, Answer

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from api.dashboard.documents import find_pending
-from api.dashboard.jobs import work_of
-from ingest.jobs import Counts, IngestJob, JobEntry, JobFault
+from ragkv.api.dashboard.documents import find_pending
+from ragkv.api.dashboard.jobs import work_of
+from ragkv.ingest.jobs import Counts, IngestJob, JobEntry, JobFault
 from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk
 
 

@@ -8,14 +8,14 @@ from fastapi import FastAPI, WebSocket
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from api.dashboard import guard
-from api.dashboard.guard import COOKIE, LOGIN, TICKET_SECONDS, LoginTickets
-from api.middleware.auth import AuthMiddleware
-from api.middleware.authenticator import Authenticator
-from api.middleware.keys import Keys, make_key, read_keys
-from api.observability.audit import AuditLog
-from api.runtime.callers import Caller
-from api.runtime.tenants import Tenant
+from ragkv.api.dashboard import guard
+from ragkv.api.dashboard.guard import COOKIE, LOGIN, TICKET_SECONDS, LoginTickets
+from ragkv.api.middleware.auth import AuthMiddleware
+from ragkv.api.middleware.authenticator import Authenticator
+from ragkv.api.middleware.keys import Keys, make_key, read_keys
+from ragkv.api.observability.audit import AuditLog
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.tenants import Tenant
 from tests.api.dashboard.conftest import Desk
 
 ACME = Caller(Tenant("acme"), "ada")

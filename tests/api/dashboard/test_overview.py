@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from api.dashboard.charts import Values, points, with_gaps
-from api.dashboard.ranges import read_range
-from api.dashboard.terms import TERMS
+from ragkv.api.dashboard.charts import Values, points, with_gaps
+from ragkv.api.dashboard.ranges import read_range
+from ragkv.api.dashboard.terms import TERMS
 from tests.api.dashboard.browser import tab
 from tests.api.dashboard.conftest import QUESTIONS, Desk, log_in, read_metrics
 from tests.api.dashboard.loaded import ANSWERS

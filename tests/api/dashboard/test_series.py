@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from api.dashboard import series
-from api.dashboard.series import LEVELS, PERIOD, Series
+from ragkv.api.dashboard import series
+from ragkv.api.dashboard.series import LEVELS, PERIOD, Series
 from ragkv.metrics.sums import MetricsRecorder
 
 

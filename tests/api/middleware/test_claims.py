@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.middleware.claims import LATEST, LONGEST_SUBJECT, check_claims
+from ragkv.api.middleware.claims import LATEST, LONGEST_SUBJECT, check_claims
 
 GOOD = {"iss": "https://issuer", "aud": ["ragkv", "other"], "sub": "ada", "exp": 2_000_000_000, "iat": 1.5, "nbf": 0}
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from api.app import address_of, create_app, why_exposed
-from api.middleware.auth import AuthMiddleware
-from api.middleware.authenticator import Authenticator
-from api.middleware.hosts import HostMiddleware, Hosts, parse_host, read_hosts
-from api.middleware.keys import Keys
-from api.observability.audit import AuditLog
+from ragkv.api.app import address_of, create_app, why_exposed
+from ragkv.api.middleware.auth import AuthMiddleware
+from ragkv.api.middleware.authenticator import Authenticator
+from ragkv.api.middleware.hosts import HostMiddleware, Hosts, parse_host, read_hosts
+from ragkv.api.middleware.keys import Keys
+from ragkv.api.observability.audit import AuditLog
 from ragkv.config import load_settings
 from ragkv.errors import ConfigError
 from tests.api.conftest import HARBOUR, Service, settings

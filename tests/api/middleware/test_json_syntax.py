@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from api.middleware.json_syntax import MOST, JsonSyntax
-from api.schemas import common, documents, openai, search, texts, tools
-from api.schemas.faults import readable
+from ragkv.api.middleware.json_syntax import MOST, JsonSyntax
+from ragkv.api.schemas import common, documents, openai, search, texts, tools
+from ragkv.api.schemas.faults import readable
 from tests.api.conftest import Service
 from tests.growth import seconds
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.middleware.auth import PUBLIC_PATHS, AuthMiddleware
-from api.middleware.keys import Keys, make_key, read_keys
+from ragkv.api.middleware.auth import PUBLIC_PATHS, AuthMiddleware
+from ragkv.api.middleware.keys import Keys, make_key, read_keys
 from ragkv.errors import ConfigError, InputError
 from tests.api.conftest import HARBOUR, Service, serving, settings
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.middleware.keys import make_key, read_keys, read_operators
-from api.runtime.rate_limits import RateLimiter, TenantLimits
+from ragkv.api.middleware.keys import make_key, read_keys, read_operators
+from ragkv.api.runtime.rate_limits import RateLimiter, TenantLimits
 from ragkv.client import Client, Refused
 from ragkv.errors import ConfigError
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings

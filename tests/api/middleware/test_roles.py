@@ -16,11 +16,11 @@ import httpx
 import pytest
 from mcp.types import TextContent
 
-from api.middleware.keys import make_key, name_of_key, read_keys
-from api.observability.audit import AUDIT_LOGGER, AuditLog
-from api.observability.logs import configured_logging
-from api.runtime.callers import Caller
-from api.runtime.tenants import Tenant
+from ragkv.api.middleware.keys import make_key, name_of_key, read_keys
+from ragkv.api.observability.audit import AUDIT_LOGGER, AuditLog
+from ragkv.api.observability.logs import configured_logging
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.tenants import Tenant
 from ragkv.errors import ConfigError
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
 from tests.mcp_calls import over_http

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.middleware.security_headers import HEADERS
+from ragkv.api.middleware.security_headers import HEADERS
 from tests.api.conftest import Service
 from tests.api.streams import streamed
 

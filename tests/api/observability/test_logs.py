@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from api.middleware.keys import make_key
-from api.observability.logs import LogFormat, configured_logging, escape_text
-from api.runtime.request_context import RequestContext, working_for
+from ragkv.api.middleware.keys import make_key
+from ragkv.api.observability.logs import LogFormat, configured_logging, escape_text
+from ragkv.api.runtime.request_context import RequestContext, working_for
 from ragkv.errors import StoreError
 from tests.api.conftest import HARBOUR
 from tests.program import served

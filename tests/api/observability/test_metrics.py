@@ -16,14 +16,14 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.app import create_app
-from api.middleware.access_log import UNMATCHED
-from api.middleware.keys import make_key
-from api.observability.metrics import MetricsCollector
-from api.observability.request_counters import RequestCounters
-from api.runtime.engine_thread import EngineThread
-from api.runtime.passage_search import PassageSearch
-from api.runtime.rate_limits import RateLimiter, TenantLimits
+from ragkv.api.app import create_app
+from ragkv.api.middleware.access_log import UNMATCHED
+from ragkv.api.middleware.keys import make_key
+from ragkv.api.observability.metrics import MetricsCollector
+from ragkv.api.observability.request_counters import RequestCounters
+from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.passage_search import PassageSearch
+from ragkv.api.runtime.rate_limits import RateLimiter, TenantLimits
 from ragkv.catalog import Catalog
 from ragkv.metrics.prometheus import parse_metrics
 from ragkv.metrics.sums import MetricsRecorder

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.app import create_app
-from ingest.pipeline import ingest
+from ragkv.api.app import create_app
 from ragkv.engine.engine import Engine
 from ragkv.errors import CatalogCorrupt
+from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
 from ragkv.retrieval.embedder import _packaged_folder

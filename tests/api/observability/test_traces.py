@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from api.middleware.access_log import ServedRequest
-from api.observability.traces import RateLimitedLogExporter, Tracing
-from api.runtime.request_context import RequestContext
+from ragkv.api.middleware.access_log import ServedRequest
+from ragkv.api.observability.traces import RateLimitedLogExporter, Tracing
+from ragkv.api.runtime.request_context import RequestContext
 from ragkv.timing import StepTimer
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
 from tests.api.streams import streamed
@@ -219,7 +219,7 @@ class Missing(PathFinder):
             return None
         return super().find_spec(name, path, target)
 
-from api.app import create_app
+from ragkv.api.app import create_app
 from ragkv.cli.common import fail
 from ragkv.config import load_settings
 from ragkv.errors import ConfigError

@@ -14,8 +14,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.middleware.security_headers import SecurityHeadersMiddleware
-from api.replicas.proxy import ONE_PLACE, middlewares
+from ragkv.api.middleware.security_headers import SecurityHeadersMiddleware
+from ragkv.api.replicas.proxy import ONE_PLACE, middlewares
 from ragkv.locality import HEADER, LONGEST, affinity
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.replicas.settings import check_settings
+from ragkv.api.replicas.settings import check_settings
 from ragkv.config import load_settings
 from ragkv.errors import ConfigError
 from tests.forked import run_forked

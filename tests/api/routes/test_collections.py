@@ -12,9 +12,9 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.app import create_app
-from api.runtime.callers import Caller
-from api.runtime.tenants import Tenant
+from ragkv.api.app import create_app
+from ragkv.api.runtime.callers import Caller
+from ragkv.api.runtime.tenants import Tenant
 from tests.api.conftest import Service, settings
 from tests.api.routes.test_documents import clean
 from tests.api.test_bad_input import check_problem

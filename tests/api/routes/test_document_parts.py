@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from tests.api.conftest import Service, serving, settings
 from tests.api.routes.test_documents import put
 from tests.api.test_bad_input import check_problem

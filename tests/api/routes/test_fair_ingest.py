@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from tests.api.conftest import Service, serving, settings
 
 SENTENCES = [

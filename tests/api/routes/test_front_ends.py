@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from api.routes.openai_tasks import LONGEST_TITLE, task_reply
+from ragkv.api.routes.openai_tasks import LONGEST_TITLE, task_reply
 from tests.api.conftest import HARBOUR, Service
 
 WHO = "Who built the harbour of Tarn?"

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.runtime import catalog_service
+from ragkv.api.runtime import catalog_service
 from tests.api.conftest import Service
 from tests.api.test_bad_input import check_problem
 from tests.api.test_faults import held, tale

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ingest.jobs import Jobs
 from ragkv.catalog import Catalog
+from ragkv.ingest.jobs import Jobs
 from tests.program import served
 
 WORDS = ("gull", "mast", "quay", "rope", "tide", "bell", "fog", "crew", "lamp", "wall", "ship", "net")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from api.middleware.keys import make_key
-from api.runtime import mcp_resources
+from ragkv.api.middleware.keys import make_key
+from ragkv.api.runtime import mcp_resources
 from tests.api.conftest import LIMIT, Service, serving, settings
 from tests.mcp_calls import BRIDGE, HARBOUR, QUESTION, call, over_http, read, refused, text_of, use_everything
 

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from api.routes.openai_chat import ChatTurns, turns_of
-from api.schemas.openai import Chat
+from ragkv.api.routes.openai_chat import ChatTurns, turns_of
+from ragkv.api.schemas.openai import Chat
 from tests.api.conftest import Service
 from tests.api.runtime.test_answers_together import endless, until
 from tests.api.test_faults import held

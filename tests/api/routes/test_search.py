@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from api.middleware.keys import make_key
-from api.runtime.passage_search import PassageSearch
+from ragkv.api.middleware.keys import make_key
+from ragkv.api.runtime.passage_search import PassageSearch
 from ragkv.errors import Busy
 from ragkv.retrieval import SearchScope
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings

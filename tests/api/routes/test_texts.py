@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from ragkv.client import AsyncClient, Client, Refused
 from ragkv.retrieval import Embedder, Reranker
 from tests.api.conftest import Service, serving, settings

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api.middleware.body_limit import UPLOAD_DOCUMENTS
-from api.routes import uploads
-from api.runtime import connections
+from ragkv.api.middleware.body_limit import UPLOAD_DOCUMENTS
+from ragkv.api.routes import uploads
+from ragkv.api.runtime import connections
 from tests.api.conftest import LIMIT, Service
 from tests.api.test_bad_input import check_problem
 

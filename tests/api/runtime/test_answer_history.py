@@ -18,10 +18,10 @@ import httpx
 import jsonschema
 import pytest
 
-from api.middleware.keys import make_key
-from api.runtime.answer_history import AnswerHistory, RecordedAnswer
-from api.runtime.request_context import RequestContext, working_for
-from api.schemas.history import blocks_with_answer
+from ragkv.api.middleware.keys import make_key
+from ragkv.api.runtime.answer_history import AnswerHistory, RecordedAnswer
+from ragkv.api.runtime.request_context import RequestContext, working_for
+from ragkv.api.schemas.history import blocks_with_answer
 from ragkv.catalog import Catalog
 from ragkv.engine.kv_map import KEPT, ChunkKVMap, KVMap
 from ragkv.engine.request import Request

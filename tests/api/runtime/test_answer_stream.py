@@ -14,11 +14,11 @@ import httpx
 import jsonschema
 import pytest
 
-from api.routes.answers import _events
-from api.routes.event_stream import EventStream
-from api.runtime import answer_stream
-from api.runtime.answer_channel import AnswerChannel
-from api.runtime.answer_stream import AnswerStream
+from ragkv.api.routes.answers import _events
+from ragkv.api.routes.event_stream import EventStream
+from ragkv.api.runtime import answer_stream
+from ragkv.api.runtime.answer_channel import AnswerChannel
+from ragkv.api.runtime.answer_stream import AnswerStream
 from ragkv.engine.engine import Engine
 from ragkv.engine.request import Request
 from ragkv.errors import InputError

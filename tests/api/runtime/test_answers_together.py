@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.engine.engine import Engine
 from ragkv.engine.passes import Passes
 from ragkv.engine.request import Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from api.runtime.delivery import reject, resolve
+from ragkv.api.runtime.delivery import reject, resolve
 from ragkv.engine.request import Request
 from ragkv.types import AskOptions
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from api.errors import fault_of
-from api.runtime import engine_thread as module
-from api.runtime.engine_thread import EngineThread
-from ingest import jobs as jobs_module
+from ragkv.api.errors import fault_of
+from ragkv.api.runtime import engine_thread as module
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.engine.loop import ServingLoop
 from ragkv.errors import Restarting
+from ragkv.ingest import jobs as jobs_module
 from ragkv.types import AskOptions, Document
 from tests.api.conftest import HARBOUR, Service, serving, settings
 from tests.api.runtime.test_engine_thread import running, until

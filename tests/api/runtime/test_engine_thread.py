@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from api.app import create_app
-from api.runtime.engine_thread import EngineThread
-from ingest.jobs import IngestJob, Jobs
+from ragkv.api.app import create_app
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.catalog import Catalog
 from ragkv.engine.engine import Engine
 from ragkv.errors import CatalogCorrupt, ModelNotFound, Stopping
+from ragkv.ingest.jobs import IngestJob, Jobs
 from ragkv.model import source
 from ragkv.types import AskOptions, Document
 from tests.api.conftest import Service, settings

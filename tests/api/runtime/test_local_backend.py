@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from api.runtime.local_backend import LocalBackend
-from api.runtime.tool_backend import ToolRefused
-from api.schemas.common import QuestionFields
-from api.schemas.tools import DocumentName, IngestArguments, ListArguments
-from ingest.jobs import Jobs
+from ragkv.api.runtime.local_backend import LocalBackend
+from ragkv.api.runtime.tool_backend import ToolRefused
+from ragkv.api.schemas.common import QuestionFields
+from ragkv.api.schemas.tools import DocumentName, IngestArguments, ListArguments
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.errors import Expired, NotFound
+from ragkv.ingest.jobs import Jobs
 from ragkv.types import Document
 from tests.api.conftest import settings
 from tests.mcp_calls import HARBOUR, QUESTION

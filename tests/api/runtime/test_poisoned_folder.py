@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ingest.jobs import Jobs
 from ragkv.catalog import Catalog
 from ragkv.catalog.limits import MAX_TITLE, PRUNED
+from ragkv.ingest.jobs import Jobs
 from ragkv.types import Document
 from tests.api.conftest import HARBOUR, LIMIT, serving, settings
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from torch import Tensor
 
-from api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.engine import chunk_flights
 from ragkv.engine.engine import Engine
 from ragkv.model.layer_pass import Pass

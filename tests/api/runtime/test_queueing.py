@@ -13,7 +13,7 @@ import httpx
 import pytest
 import torch
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from ragkv.engine.engine import Engine
 from ragkv.engine.passes import Passes
 from ragkv.engine.request import Request

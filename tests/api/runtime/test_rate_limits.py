@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.runtime.rate_limits import LABELLED, OTHERS, Exhausted, RateLimiter, TenantLimits
+from ragkv.api.runtime.rate_limits import LABELLED, OTHERS, Exhausted, RateLimiter, TenantLimits
 
 
 class Clock:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.runtime import connections
-from api.runtime.request_heads import HEAD_BYTES, MOST_HEADERS, check_head, check_headers, origin_form
+from ragkv.api.runtime import connections
+from ragkv.api.runtime.request_heads import HEAD_BYTES, MOST_HEADERS, check_head, check_headers, origin_form
 from tests.api.conftest import Service
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from api.runtime.tool_backend import ProgressMeter, ToolRefused, summarize_job
-from ingest.jobs import Counts, IngestJob, JobEntry, JobFault
+from ragkv.api.runtime.tool_backend import ProgressMeter, ToolRefused, summarize_job
+from ragkv.ingest.jobs import Counts, IngestJob, JobEntry, JobFault
 
 
 def test_progress_counts_documents_and_what_is_encoded_of_one_and_only_grows() -> None:

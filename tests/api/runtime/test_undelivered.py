@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from api.runtime.answer_stream import AnswerStream
-from api.runtime.undelivered import AnswerOrigin, UndeliveredAnswers
-from ingest.pipeline import ingest
-from ingest.pipeline import remove as remove_document
+from ragkv.api.runtime.answer_stream import AnswerStream
+from ragkv.api.runtime.undelivered import AnswerOrigin, UndeliveredAnswers
 from ragkv.engine import loop
 from ragkv.engine.engine import Engine
 from ragkv.errors import Outdated, StoreUnavailable
+from ragkv.ingest.pipeline import ingest
+from ragkv.ingest.pipeline import remove as remove_document
 from ragkv.types import AskOptions, Document
 from tests.api.conftest import Service
 from tests.api.runtime.test_answers_together import endless, on_prefill, until

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ingest.bulk.cluster import WorkerPlan, check_settings, needs_one_machine, worker_settings
 from ragkv.config import load_settings
 from ragkv.errors import ConfigError, MissingPackage
+from ragkv.ingest.bulk.cluster import WorkerPlan, check_settings, needs_one_machine, worker_settings
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

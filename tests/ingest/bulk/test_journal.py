@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingest.bulk.journal import BulkOutcome, IngestJournal, JournalEntry
+from ragkv.ingest.bulk.journal import BulkOutcome, IngestJournal, JournalEntry
 
 
 def test_a_document_that_was_begun_has_an_attempt_more_each_time() -> None:

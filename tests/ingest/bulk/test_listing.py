@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ingest.bulk import listing
-from ingest.bulk.listing import SHARE_FILES, SourceListing, list_files
+from ragkv.ingest.bulk import listing
+from ragkv.ingest.bulk.listing import SHARE_FILES, SourceListing, list_files
 
 
 def listed(*places: Path) -> SourceListing:

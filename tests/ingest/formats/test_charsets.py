@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from ingest.formats import charsets, csv, eml, epub, html
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats import charsets, csv, eml, epub, html
 from tests.ingest.formats.packages import epub as book
 
 LIMIT = 100_000

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.formats.csv import DELIMITERS, parse
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.csv import DELIMITERS, parse
 
 LIMIT = 100_000
 

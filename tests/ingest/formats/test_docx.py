@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats.docx import parse
-from ingest.formats.package import UNPACKED_BYTES
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.docx import parse
+from ragkv.ingest.formats.package import UNPACKED_BYTES
 from tests.ingest.formats.files import STRICT, archive, docx, paragraph, table
 
 LIMIT = 100_000

@@ -6,8 +6,8 @@ from email.message import EmailMessage
 
 import pytest
 
-from ingest.formats.eml import parse
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.eml import parse
 
 LIMIT = 100_000
 HEAD = b"From: ada@tarn.example\r\nSubject: Harbour\r\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats.epub import parse
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.epub import parse
 from tests.ingest.formats.files import archive
 from tests.ingest.formats.packages import epub
 from tests.ingest.formats.test_docx import BILLION

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ingest.formats import docx, eml, html, pptx, xlsx
-from ingest.formats.base import Parsed
-from ingest.formats.pdf_lines import flow
 from ragkv.errors import TooLarge
+from ragkv.ingest.formats import docx, eml, html, pptx, xlsx
+from ragkv.ingest.formats.base import Parsed
+from ragkv.ingest.formats.pdf_lines import flow
 from tests.ingest.formats import files, packages
 from tests.ingest.worst_files import slides_of_one_part, slides_without_parts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats.html import parse
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.html import parse
 
 LIMIT = 100_000
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats.pdf import parse
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.pdf import parse
 from tests.ingest.formats.files import packed, painted, pdf, stream
 
 LIMIT = 100_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats.package import UNPACKED_BYTES
-from ingest.formats.pptx import parse
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.package import UNPACKED_BYTES
+from ragkv.ingest.formats.pptx import parse
 from tests.ingest.formats.files import archive, docx, paragraph
 from tests.ingest.formats.packages import NAMES, STRICT_R, links, pptx, shape
 from tests.ingest.formats.test_docx import BILLION

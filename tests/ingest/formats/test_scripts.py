@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ingest.formats import docx, eml, epub, html, pptx
-from ingest.formats.base import MAX_TITLE
+from ragkv.ingest.formats import docx, eml, epub, html, pptx
+from ragkv.ingest.formats.base import MAX_TITLE
 from tests.growth import grows_linearly
 from tests.ingest.formats import files, packages
 

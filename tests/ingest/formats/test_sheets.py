@@ -6,8 +6,8 @@ from datetime import datetime
 
 import pytest
 
-from ingest.formats import csv, xlsx
-from ingest.formats.number_formats import NumberFormat, built_in
+from ragkv.ingest.formats import csv, xlsx
+from ragkv.ingest.formats.number_formats import NumberFormat, built_in
 from tests.growth import grows_linearly
 from tests.ingest.formats.packages import cell, row
 from tests.ingest.formats.packages import xlsx as workbook

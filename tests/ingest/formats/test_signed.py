@@ -6,9 +6,9 @@ import base64
 
 import pytest
 
-from ingest.formats.eml import parse
-from ingest.formats.signed import content_of
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats.eml import parse
+from ragkv.ingest.formats.signed import content_of
 
 LIMIT = 100_000
 DATA, SIGNED = "2a864886f70d010701", "2a864886f70d010702"

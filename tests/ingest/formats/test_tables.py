@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats import docx, eml, html, pptx
+from ragkv.ingest.formats import docx, eml, html, pptx
 from ragkv.passages import headings
 from tests.ingest.formats import files, packages
 from tests.ingest.formats.test_scripts import run

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats.package import UNPACKED_BYTES
-from ingest.formats.xlsx import parse
 from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.ingest.formats.package import UNPACKED_BYTES
+from ragkv.ingest.formats.xlsx import parse
 from tests.ingest.formats.files import archive
 from tests.ingest.formats.packages import cell, row, xlsx
 from tests.ingest.formats.test_docx import BILLION

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from api.middleware.keys import make_key
+from ragkv.api.middleware.keys import make_key
 from ragkv.client import Client
 
 # Before any framework is imported: none of them sends anything to its makers.
