@@ -56,4 +56,6 @@ def _hashed(
     ]
     if profile.importance_axis != "row":  # what was stored before there was a choice stays valid
         facts.append(profile.importance_axis)
+    if profile.importance_constant != "free":
+        facts.append(f"constant {profile.importance_constant}")
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

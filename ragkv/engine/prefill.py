@@ -82,7 +82,8 @@ class Prefiller:
         """What a digest holds for this model and profile."""
         profile, group = self.model.profile, self.model.shape.q_heads // self.model.shape.kv_heads
         pairs = retrieval_pairs(profile.retrieval_heads, group)
-        return DigestParams(profile.block, profile.local, pairs, profile.importance_axis)
+        law = profile.importance_axis, profile.importance_constant
+        return DigestParams(profile.block, profile.local, pairs, *law)
 
     def encode(self, tokens: Sequence[int]) -> ChunkKV:
         """Encode one chunk, see `encode_many`."""

@@ -24,6 +24,9 @@ Repair = Literal["kept", "none"]
 Axis = Literal["row", "distance"]
 """The values of `importance_axis`."""
 
+Constant = Literal["free", "common", "origin"]
+"""The values of `importance_constant`."""
+
 RETIRED = frozenset({"scout_prior"})
 """Fields of profiles that earlier releases saved, and that mean nothing any more."""
 
@@ -50,6 +53,8 @@ class Profile:
         stable_layers: N* of SamKV, 0-based.
         importance_axis: axis of the power law that says how important a block is to SamKV: the number of keys that a
             `row` sees, or its `distance` to the block's token (paper silent). It is fitted when a chunk is encoded.
+        importance_constant: constant of that law: `free` for each block, `common` to all blocks of a layer, or none, so
+            that the law goes through the `origin` (paper silent).
         retrieval_heads: (layer, query head) pairs that scout scores with; empty until calibrated.
         scout_repair: which tokens scout recomputes where a request does not say it; `none` is for models that were
             trained to read chunks that were encoded alone.
@@ -84,6 +89,7 @@ class Profile:
     local: int = 2
     stable_layers: tuple[int, ...] = ()
     importance_axis: Axis = "row"
+    importance_constant: Constant = "free"
     retrieval_heads: tuple[tuple[int, int], ...] = ()
     scout_repair: Repair = "kept"
     scout_reach: int = 8
@@ -117,8 +123,9 @@ class Profile:
             raise ValueError(f"scout_cap {self.scout_cap}: a share above 0, at most 1")
         if self.scout_chunks < 0:
             raise ValueError(f"scout_chunks {self.scout_chunks}: chunks, 0 or more")
-        if self.importance_axis not in get_args(Axis):
-            raise ValueError(f"importance_axis {self.importance_axis!r}: choose one of {', '.join(get_args(Axis))}")
+        for name, kinds in (("importance_axis", Axis), ("importance_constant", Constant)):
+            if (value := getattr(self, name)) not in get_args(kinds):
+                raise ValueError(f"{name} {value!r}: choose one of {', '.join(get_args(kinds))}")
         if len(self.agreement) not in (0, AGREEMENT):
             raise ValueError(f"agreement: {AGREEMENT} numbers or none")
         numbers = [type(each) in (int, float) and math.isfinite(each) for each in self.confidence]

@@ -6,11 +6,11 @@ Paper: Sparse Attention across Multiple-context KV Cache (AAAI-26, arXiv 2508.11
     s_j       salience: mean of A[i, j] over the rows i > j
     rep_b     representative of block b: its token of largest salience. The first LANDMARKS tokens by salience are
               InfLLM's landmarks (its local score is this salience)
-    alpha_b   importance exponent: A[i, rep_b] ~ x_i ** -alpha; a smaller one decays more slowly: more important
+    alpha_b   importance exponent: A[i, rep_b] ~ e^c x_i ** -alpha; a smaller one decays more slowly: more important
     u_b       unimportance: salience of the representative; a smaller one is less important
 
-The axis x of the power law is a parameter (paper silent), see `Axis`. Attention is never stored per head: only the mean
-over heads is kept (kernels/head_mean.py).
+The axis x and the constant c of the power law are parameters (paper silent), see `Axis` and `Constant`. Attention is
+never stored per head: only the mean over heads is kept (kernels/head_mean.py).
 """
 
 from __future__ import annotations
@@ -40,6 +40,15 @@ By distance, uniform attention makes late blocks look important; by row, every b
 """
 
 
+Constant = Literal["free", "common", "origin"]
+"""The constant c of the power law (paper silent): `free` for each block, `common` to all blocks of a layer, or 0, so
+that the line goes through the `origin`.
+
+The paper orders blocks by their exponents, because a smaller one means more attention overall. That holds only between
+lines with the same constant.
+"""
+
+
 @dataclass(frozen=True)
 class Salience:
     """Salience of the blocks of G layers, on their device.
@@ -56,7 +65,16 @@ class Salience:
     landmarks: Tensor
 
 
-def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float, axis: Axis = "row") -> Salience:
+def analyse(
+    q: Tensor,
+    k: Tensor,
+    *,
+    block: int,
+    before: int,
+    scale: float,
+    axis: Axis = "row",
+    constant: Constant = "free",
+) -> Salience:
     """Analyse G layers of a chunk.
 
     Args:
@@ -66,6 +84,7 @@ def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float, axis
         before: The first `before` keys are the prefix that precedes the chunk.
         scale: Softmax scale.
         axis: The axis of the power law.
+        constant: Its constant.
     """
     rows, device = q.shape[1], q.device
     attention = mean_attention(q, k, scale=scale)[..., before:]
@@ -79,11 +98,13 @@ def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float, axis
     landmarks = torch.where(landmarks < rows, landmarks, landmarks[..., :1])
     representative = landmarks[..., 0]
     columns = attention.gather(2, representative[:, None].expand(-1, rows, -1))
-    alpha = fit_exponents(columns, representative + 1, before, axis)
+    alpha = fit_exponents(columns, representative + 1, before, axis=axis, constant=constant)
     return Salience(alpha.float(), salience.gather(1, representative).float(), landmarks.int())
 
 
-def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0, axis: Axis = "row") -> Tensor:
+def fit_exponents(
+    columns: Tensor, starts: Tensor, before: int = 0, *, axis: Axis = "row", constant: Constant = "free"
+) -> Tensor:
     """Fit log A[i] = c - alpha log x_i by least squares.
 
     Args:
@@ -91,6 +112,7 @@ def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0, axis: Axis =
         starts: First row [..., B] of each fit, the one behind the token.
         before: Keys before row 0.
         axis: What x_i is.
+        constant: What c is.
 
     Returns:
         alpha [..., B] float64; +inf with fewer than MIN_POINTS rows.
@@ -100,9 +122,17 @@ def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0, axis: Axis =
     points = used.sum(-2)
     y = columns.double().clamp(min=FLOOR).log()
     x = (row + (before + 1) if axis == "row" else (row - starts + 1).clamp(min=1)).double().log()
-    mean = torch.where(used, x, 0.0).sum(-2) / points.clamp(min=1)
-    x = torch.where(used, x - mean[..., None, :], 0.0)
-    alpha = -(x * y).sum(-2) / (x * x).sum(-2)
+    x, y = torch.where(used, x, 0.0), torch.where(used, y, 0.0)
+    sum_x, sum_y, squares, products = x.sum(-2), y.sum(-2), (x * x).sum(-2), (x * y).sum(-2)
+    if constant == "free":
+        x = torch.where(used, x - (sum_x / points.clamp(min=1))[..., None, :], 0.0)
+        alpha = -(x * y).sum(-2) / (x * x).sum(-2)
+    else:
+        # The best slope for a given c, and the c that leaves the smallest error with the best slope of every block.
+        fitted, share = points >= MIN_POINTS, sum_x / squares
+        free = torch.where(fitted, sum_y - share * products, 0.0).sum(-1, keepdim=True)
+        c = free / torch.where(fitted, points - share * sum_x, 0.0).sum(-1, keepdim=True)
+        alpha = -(products - (c if constant == "common" else 0.0) * sum_x) / squares
     return torch.where(points < MIN_POINTS, math.inf, alpha)
 
 

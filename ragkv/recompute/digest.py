@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragkv.recompute.analysis import Axis, analyse
+from ragkv.recompute.analysis import Axis, Constant, analyse
 from ragkv.types import Digest
 
 MOST_CELLS, MOST_CELLS_ON_GPU = 2**18, 2**26
@@ -24,12 +24,14 @@ class DigestParams:
         local: Local blocks, as in the model profile.
         retrieval: (layer, kv head) pairs whose token-level keys are stored.
         axis: Axis of the power law of SamKV's importance, as in the model profile (paper silent).
+        constant: Its constant, likewise.
     """
 
     block: int
     local: int
     retrieval: tuple[tuple[int, int], ...] = ()
     axis: Axis = "row"
+    constant: Constant = "free"
 
 
 def retrieval_pairs(heads: Sequence[tuple[int, int]], group: int) -> tuple[tuple[int, int], ...]:
@@ -57,7 +59,15 @@ def build_digest(
     blocks = -(-rows // params.block)
     first_local = max(0, blocks - params.local) * params.block
     layers = [
-        analyse(q_g, k_g, block=params.block, before=k_g.shape[1] - rows, scale=scale, axis=params.axis)
+        analyse(
+            q_g,
+            k_g,
+            block=params.block,
+            before=k_g.shape[1] - rows,
+            scale=scale,
+            axis=params.axis,
+            constant=params.constant,
+        )
         for q_g, k_g in rotated
     ]
     pairs = [k[layer, :, head] for layer, head in params.retrieval]

@@ -41,6 +41,7 @@ from ragkv.recompute.base import (
     require_between,
 )
 from ragkv.recompute.compared import Rotate, compared_vectors
+from ragkv.recompute.evidence import WITHOUT_PASS, Kind, evidence_logits
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class SamKV(AllChunks):
         bias: Whether queries get the personalised bias of Eq. 1; False compares with the generic query (ablation).
         repair: Tokens recomputed: by the `rules` of section 3.3, every `kept` one, or `none` (ablation).
         extremes: K_max and K_min: `static` from ingest, or the `dynamic` best and worst for this query (paper silent).
+        same: What P is in a layer where one block is both K_max and K_min by its exponent and its salience: `none`, or
+            K_min is the least salient of the `others` (paper silent).
         compare: Vectors are compared as they are `before` RoPE, where those of different positions are comparable, or
             `after` it, at their places in the stitched context (paper silent).
         cosine: Cosine of Eq. 1: `flat` over all attention heads at once, or per `head` (paper silent).
@@ -65,6 +68,8 @@ class SamKV(AllChunks):
         normalise: Scores before the cross-document filter: by `query` norm, or `min_max` per chunk (paper silent).
         total: "Total block count" of the filter: the retrieved `candidates`, or `all` blocks (paper silent).
         shared: One union of the N* selections for every layer, instead of one selection per layer (paper silent).
+        least: Share of a chunk's middle blocks that is retrieved at least (ablation: 0 follows the paper).
+        choose: Blocks are ranked by the `query`, or by scout's `evidence` at the same budgets (ablation).
         theta: Cosine of Eq. 4: one per kv `head`, or one per `token` over all of them (paper silent). K and V always
             have their own.
         rotate: RoPE of the model, which `compare="after"` needs.
@@ -82,6 +87,9 @@ class SamKV(AllChunks):
     normalise: Literal["query", "min_max"] = "query"
     total: Literal["candidates", "all"] = "candidates"
     shared: bool = False
+    same: Literal["none", "others"] = "none"
+    least: float = 0.0
+    choose: Literal["query", "evidence"] = "query"
     compare: Literal["before", "after"] = "before"
     anchor: Literal["blocks", "tokens"] = "blocks"
     rounding: Literal["up", "nearest", "down"] = "up"
@@ -91,8 +99,14 @@ class SamKV(AllChunks):
     def __post_init__(self) -> None:
         require_between(0, math.inf, initial=self.initial)
         require_between(1, math.inf, local=self.local)
+        require_between(0, 1, least=self.least)
         if self.compare == "after" and self.rotate is None:
             raise ValueError("compare=after needs the model's RoPE")
+
+    @property
+    def evidence(self) -> tuple[Kind, ...]:  # type: ignore[override]
+        """The kinds of evidence that pieces need."""
+        return WITHOUT_PASS if self.choose == "evidence" else ()
 
     def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
         """Return the initial and local blocks of every chunk: the composite cache (section 3.1)."""
@@ -124,10 +138,13 @@ class SamKV(AllChunks):
         scores = [score(q_hat[i], mean_keys) for i, mean_keys in enumerate(keys)]
         budgets = [self._budget(piece, q_hat[i], keys[i], scores[i]) for i, piece in enumerate(pieces)]
         norms = q_hat.flatten(2).norm(dim=-1).clamp(min=1e-12)  # [D, L]
-        ranked = [
-            (self._normalised(piece, s, norms[i])).tolist()
-            for i, (piece, s) in enumerate(zip(pieces, scores, strict=True))
-        ]
+        if self.choose == "evidence":
+            ranked = self._by_evidence(pieces, len(queries))
+        else:
+            ranked = [
+                (self._normalised(piece, s, norms[i])).tolist()
+                for i, (piece, s) in enumerate(zip(pieces, scores, strict=True))
+            ]
         size = sum(piece.blocks for piece in pieces) if self.total == "all" else sum(budgets)
         layers = [
             self._filter(pieces, budgets, [chunk[layer] for chunk in ranked], size) for layer in range(len(queries))
@@ -136,6 +153,12 @@ class SamKV(AllChunks):
             return layers
         union = [tuple(sorted({b for layer in self.layers for b in layers[layer][i]})) for i in range(len(pieces))]
         return [union] * len(queries)
+
+    @staticmethod
+    def _by_evidence(pieces: Sequence[Piece], layers: int) -> list[list[list[float]]]:
+        """Return scout's logits of the blocks [chunk][layer][block], the same in every layer."""
+        logits = evidence_logits([piece.evidence for piece in pieces if piece.evidence is not None], WITHOUT_PASS)
+        return [[chunk.tolist()] * layers for chunk in logits.split([piece.blocks for piece in pieces])]
 
     def _budget(self, piece: Piece, q_hat: Tensor, mean_keys: Tensor, scores: Tensor) -> int:
         """Compute k_i = P_i M_i, with P_i averaged over N* (Eq. 2, 3), from scores [L, B] of the mean keys."""
@@ -148,12 +171,16 @@ class SamKV(AllChunks):
         for layer in self.layers:
             s = rows[layer][middle.start : middle.stop]
             if self.extremes == "static":
-                s_max = s[int(piece.digest.alpha[layer, middle.start : middle.stop].argmin())]
-                s_min = s[int(piece.digest.unimportance[layer, middle.start : middle.stop].argmin())]
+                most = int(piece.digest.alpha[layer, middle.start : middle.stop].argmin())
+                salience = piece.digest.unimportance[layer, middle.start : middle.stop].tolist()
+                if self.same == "others" and len(s) > 1:
+                    salience[most] = math.inf
+                s_max, s_min = s[most], s[salience.index(min(salience))]
             else:
                 s_max, s_min = max(s), min(s)
             total += top_p(s_max, anchor[layer], s_min)
-        return round_budget(total / len(self.layers) * len(middle), self.rounding)  # Eq. (3)
+        share = max(self.least, total / len(self.layers))
+        return round_budget(share * len(middle), self.rounding)  # Eq. (3)
 
     def _anchor(self, piece: Piece, mean_keys: Tensor) -> Tensor:
         """Compute K_anc [L, 1, Hkv, d] from mean keys [L, B, Hkv, d]."""

@@ -54,6 +54,7 @@ def test_one_ingest_policy_is_not_another() -> None:
         "chunk": "{title}: {text}",
         "retrieval_heads": ((0, 1),),
         "importance_axis": "distance",
+        "importance_constant": "origin",
     }.items(),
 )
 def test_what_a_profile_says_of_stored_kv_changes_it(field: str, value: object) -> None:
@@ -93,14 +94,17 @@ def test_what_only_decoding_uses_does_not_change_it() -> None:
     assert fingerprint(other, *FACTS) == fingerprint(model_with(), *FACTS)
 
 
-def test_the_axis_of_the_profile_reaches_the_digest() -> None:
+@pytest.mark.parametrize("other", [{"importance_axis": "distance"}, {"importance_constant": "common"}])
+def test_the_power_law_of_the_profile_reaches_the_digest(other: dict[str, str]) -> None:
     alphas = []
-    for axis in ("row", "distance"):
-        profile = Profile(block=4, stable_layers=(2, 3), importance_axis=axis)
+    for law in ({}, other):
+        profile = Profile(block=4, stable_layers=(2, 3), **law)  # type: ignore[arg-type]
         alphas.append(Prefiller(tiny.model(profile=profile), tiny.tokens(3)).encode(tiny.tokens(40)).digest.alpha)
     assert (alphas[0] - alphas[1])[:, :5].abs().max() > 0.1
 
 
-def test_an_unknown_axis_is_refused() -> None:
+def test_an_unknown_power_law_is_refused() -> None:
+    with pytest.raises(ValueError, match="importance_constant 'mine': choose one of free, common, origin"):
+        Profile(importance_constant="mine")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="importance_axis 'time': choose one of row, distance"):
         Profile(importance_axis="time")  # type: ignore[arg-type]

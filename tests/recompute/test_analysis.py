@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,33 @@ def test_the_axis_of_the_power_law_is_the_row_or_the_distance():
     assert float(distance[0]) == pytest.approx(0.7, abs=1e-9)
     assert float(rows[1]) == pytest.approx(0.4, abs=1e-9)
     assert abs(float(distance[1]) - 0.4) > 0.1
+
+
+@pytest.mark.parametrize("axis", ["row", "distance"])
+def test_with_a_common_constant_exponents_are_those_of_one_least_squares_fit(axis):
+    """Against numpy: one column of the design for the constant, one for each block that has enough rows."""
+    generator = torch.Generator().manual_seed(4)
+    columns, starts = torch.rand(2, 60, 5, generator=generator), torch.tensor([[1, 7, 30, 51, 54]] * 2)
+    for layer, alphas in enumerate(fit_exponents(columns, starts, 4, axis=axis, constant="common")):
+        rows = [(i, b) for b in range(5) if 60 - int(starts[layer, b]) >= 8 for i in range(int(starts[layer, b]), 60)]
+        x = [math.log(i + 5 if axis == "row" else max(1, i - int(starts[layer, b]) + 1)) for i, b in rows]
+        design = np.zeros((len(rows), 6))
+        design[:, 5] = 1
+        design[np.arange(len(rows)), [b for _, b in rows]] = [-value for value in x]
+        y = np.log([float(columns[layer, i, b]) for i, b in rows])
+        solved = np.linalg.lstsq(design, y, rcond=None)[0]
+        assert alphas[:4].tolist() == pytest.approx(solved[:4].tolist(), rel=1e-6)
+        assert float(alphas[4]) == math.inf
+
+
+def test_through_the_origin_a_larger_exponent_means_less_attention():
+    row = torch.arange(1, 101, dtype=torch.float64)
+    columns = torch.stack([row**-0.5, 0.5 * row**-0.5], dim=1)
+    alphas = fit_exponents(columns, torch.tensor([0, 0]), constant="origin").tolist()
+    assert alphas[0] == pytest.approx(0.5)
+    assert alphas[1] == pytest.approx(0.5 + math.log(2) * float(row.log().sum() / (row.log() ** 2).sum()))
+    free = fit_exponents(columns, torch.tensor([0, 0])).tolist()
+    assert free == pytest.approx([0.5, 0.5]), "a free constant hides that the second has half of the attention"
 
 
 def test_by_distance_uniform_attention_makes_late_blocks_important():

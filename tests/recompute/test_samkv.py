@@ -1,6 +1,7 @@
 """SamKV's formulas against hand-computed values. Golden values 12.5, oracles S5, S7-S11."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.recompute.base import Piece, fixed_blocks, padding_for, rows_alive
+from ragkv.recompute.evidence import BlockEvidence
 from ragkv.recompute.samkv import SamKV, fuse, personalise, score, top_p
 from ragkv.types import Digest
 
@@ -204,3 +206,43 @@ def test_a_row_that_only_passes_through_is_padded_from_its_stored_block():
     kept = (((0, 4, 5), (0, 4, 5)), ((0, 2, 4, 5), (0, 4, 5)), ((0, 4, 5), (0, 4, 5)))
     recompute = (((0, 16), ()), ((0, 9, 16), ()), ((0, 16), ()))
     assert padding_for(pieces, kept, recompute) == (((2,), ()), ((), ()), ((), ()))
+
+
+def test_a_block_that_is_both_extremes_may_leave_the_least_salient_of_the_others():
+    chunk = piece(8, seed=3)
+    chunk.digest.alpha[:, 3], chunk.digest.unimportance[:, 3] = -9, -9
+    none, others = (SamKV(layers=(0, 1, 2), extremes="static", same=same) for same in ("none", "others"))
+    q_hat, keys = torch.stack(queries()).mean(1), chunk.digest.mean_keys
+    scores = score(q_hat, keys)
+    assert none._budget(chunk, q_hat, keys, scores) == 0
+    middle = list(range(1, 6))
+    p = []
+    for layer in range(LAYERS):
+        least = min((b for b in middle if b != 3), key=lambda b: float(chunk.digest.unimportance[layer, b]))
+        anchor = float(scores[layer, [0, 6, 7]].mean())
+        p.append(top_p(float(scores[layer, 3]), anchor, float(scores[layer, least])))
+    assert others._budget(chunk, q_hat, keys, scores) == math.ceil(sum(p) / LAYERS * len(middle) - 1e-9)
+    assert sum(p) > 0
+
+
+def test_at_least_a_share_of_the_middle_is_retrieved():
+    chunk = piece(13, seed=1)
+    kept = SamKV(layers=(0, 1, 2), least=0.4).plan([chunk], queries()).kept
+    assert all(len(layer[0]) >= 3 + 4 for layer in kept)
+    with pytest.raises(ValueError, match="least must be between 0 and 1"):
+        SamKV(least=1.5)
+
+
+def test_evidence_ranks_blocks_at_the_budgets_of_the_query():
+    chunks = [piece(13, seed=seed) for seed in (1, 2)]
+    method = SamKV(layers=(0, 1, 2), choose="evidence", least=0.3)
+    assert method.evidence == ("meaning", "words")
+    assert SamKV().evidence == ()
+    strong = torch.zeros(13)
+    strong[[5, 7, 8]] = torch.tensor([3.0, 2.0, 1.0])
+    nothing = torch.zeros(13, 0, dtype=torch.bool)
+    told = [replace(each, evidence=BlockEvidence(strong * (i == 1), nothing)) for i, each in enumerate(chunks)]
+    kept = method.plan(told, queries()).kept
+    assert all(set(layer[1]) >= {5, 7, 8} for layer in kept)
+    sizes = [sum(map(len, layer)) for layer in replace(method, choose="query").plan(chunks, queries()).kept]
+    assert [sum(map(len, layer)) for layer in kept] == sizes
