@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from ragkv.engine.crossover import MEASURED, AutoDecode, AutoPrefill, KeyTier
 from ragkv.engine.spec import fields_of, parse
 from ragkv.errors import InputError, NotCalibrated
+from ragkv.kernels.attention import index_to_device
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import Profile
 from ragkv.model.rotary import rotate
@@ -105,9 +107,15 @@ def _samkv(update: str) -> Callable[[DecoderModel], dict[str, Any]]:
     return given
 
 
-def _rotate_at(model: DecoderModel, layer: int, x: Tensor, positions: Tensor) -> Tensor:
-    """Apply a layer's RoPE to x [T, heads, d] at positions [T]."""
-    return rotate(x, model.rotary(positions, layer).to(x.device))
+def _rotate_at(model: DecoderModel, x: Tensor, positions: Tensor) -> Tensor:
+    """Apply the RoPE of each layer to x [L, T, heads, d] at positions [T], layers that turn alike together."""
+    tables, rotations = model.rotary_tables(int(positions.max()) + 1), [kind.rotation for kind in model.kinds]
+    at, turned = index_to_device(positions, x.device), torch.empty_like(x)
+    for number in dict.fromkeys(rotations):
+        layers = [layer for layer, rotation in enumerate(rotations) if rotation == number]
+        table = tables[number, model.devices[layers[0]]].to(x.device)[at]
+        turned[layers] = rotate(x[layers], table)
+    return turned
 
 
 def _scout(model: DecoderModel) -> dict[str, Any]:

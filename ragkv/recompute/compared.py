@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ragkv.recompute.base import Piece
 
-Rotate = Callable[[int, Tensor, Tensor], Tensor]
-"""Maps a layer, x [T, heads, d] and positions [T] to x with the layer's RoPE."""
+Rotate = Callable[[Tensor, Tensor], Tensor]
+"""Maps x [L, T, heads, d] and positions [T] to x with the RoPE of each layer."""
 
 
 def compared_vectors(
@@ -39,15 +39,14 @@ def compared_vectors(
         if rotate is not None:
             first_local = piece.span(max(0, piece.blocks - local)).start
             middle = start + (first_local + piece.tokens - 1) // 2
-            at = torch.tensor([middle])
-            local_query = torch.cat([rotate(layer, x[None], at) for layer, x in enumerate(local_query)])
+            local_query = rotate(local_query[:, None], torch.tensor([middle]))[:, 0]
             spans = [piece.span(b) for b in range(piece.blocks)]
             middles = torch.tensor([start + (span.start + span.stop - 1) // 2 for span in spans])
-            mean_keys = torch.stack([rotate(layer, x, middles) for layer, x in enumerate(mean_keys)])
+            mean_keys = rotate(mean_keys, middles)
         q_loc.append(local_query)
         keys.append(mean_keys)
         start += piece.tokens
+    asked = torch.stack(list(queries))
     if rotate is not None:
-        asked = torch.arange(start, start + queries[0].shape[0])
-        queries = [rotate(layer, rows, asked) for layer, rows in enumerate(queries)]
-    return torch.stack([rows.mean(0) for rows in queries]), torch.stack(q_loc), keys
+        asked = rotate(asked, torch.arange(start, start + asked.shape[1]))
+    return asked.mean(1), torch.stack(q_loc), keys

@@ -13,7 +13,7 @@ from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
-from tests import tiny
+from tests import families, tiny
 
 CALIBRATED = Profile(block=4, initial=1, local=2, stable_layers=(2, 3), retrieval_heads=((1, 3),))
 
@@ -64,10 +64,7 @@ def test_what_samkvs_paper_does_not_say_is_a_field_and_the_best_reading_its_defa
         make_method(f"samkv-fusion:{field}=other", model)
 
 
-def test_samkv_gets_the_models_rope_and_no_request_sets_it(model):
-    method = make_method("samkv-fusion:compare=after", model)
-    x, positions = torch.randn(3, 2, 8, dtype=torch.float64), torch.tensor([4, 0, 9])
-    assert torch.equal(method.rotate(1, x, positions), rotate(x, model.rotary(positions, 1)))
+def test_no_request_sets_samkvs_rope(model):
     with pytest.raises(InputError, match="no field 'rotate'"):
         make_method("samkv-fusion:rotate=x", model)
 
@@ -135,3 +132,14 @@ def test_scout_asks_the_heads_of_a_calibrated_model_and_needs_none(model):
         make_method("scout:evidence=meaning/attention", bare)
     with pytest.raises(InputError, match="one of meaning, words, attention"):
         make_method("scout:evidence=guess", bare)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "llama"])
+def test_samkv_turns_vectors_of_all_layers_as_each_layer_turns_its_keys(name):
+    """Gemma's layers with a window turn by another base than those without."""
+    turned = families.model(name) if name != "llama" else tiny.model(profile=CALIBRATED)
+    method = make_method("samkv-fusion", turned)
+    shape, at = turned.shape, torch.tensor([3, 0, 40])
+    x = torch.randn(shape.layers, 3, shape.kv_heads, shape.head_dim, dtype=turned.dtype)
+    expected = [rotate(x[layer], turned.rotary(at, layer)) for layer in range(shape.layers)]
+    assert torch.equal(method.rotate(x, at), torch.stack(expected))

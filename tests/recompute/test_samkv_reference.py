@@ -32,8 +32,8 @@ STARTS = [3, 33, 59]
 END = 100
 
 
-def rotate_at(layer: int, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return rotate(x, real_model().rotary(positions, layer))
+def rotate_at(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return rotate(x, real_model().rotary(positions))
 
 
 METHODS = {

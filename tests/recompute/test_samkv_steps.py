@@ -159,7 +159,7 @@ def test_vectors_after_rope_are_those_of_their_places():
     pieces = [replace(one_layer([(1, 0), (2, 0)], [1, 1], [1, 1]), tokens=count) for count in (6, 5)]
     question = [torch.zeros(2, 1, 2, dtype=torch.float64)]
 
-    def rotate(layer: int, x: Tensor, positions: Tensor) -> Tensor:
+    def rotate(x: Tensor, positions: Tensor) -> Tensor:
         return x + positions[:, None, None]
 
     q_que, q_loc, keys = compared_vectors(pieces, question, 1, rotate)
