@@ -139,3 +139,8 @@ def test_a_head_with_a_window_is_no_retrieval_head(model):
     heads = calibrate(other, sets, lambda *far: None).profile.retrieval_heads
     assert heads
     assert {layer for layer, _ in heads} == {5}
+
+
+def test_a_layer_with_less_than_half_of_the_best_score_is_not_stable():
+    assert stable_layers([0] * 13 + [4, 3, 9]) == (14, 15)
+    assert stable_layers([0] * 13 + [5, 3, 9]) == (13, 14, 15)

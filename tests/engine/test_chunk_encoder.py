@@ -111,3 +111,11 @@ def test_a_gpu_encodes_more_together_than_a_cpu_unless_a_setting_says_how_much(t
     assert group_tokens(torch.device("cpu")) == GROUP_TOKENS < GROUP_TOKENS_ON_GPU == group_tokens(torch.device("cuda"))
     with quick_engine(tmp_path / "own", group_tokens=77) as own:
         assert own.group_tokens == 77
+
+
+@pytest.mark.parametrize(("prefix", "exact"), [("shared", [True, False]), ("isolated", [False, False])])
+def test_a_chunk_that_was_encoded_alone_is_never_exact(tmp_path: Path, prefix: str, exact: list[bool]) -> None:
+    with quick_engine(tmp_path, prefix=prefix) as engine:
+        for _ in ("encoded", "loaded"):
+            opened = [engine.chunks.open(chunk(engine, number), "default", number == 1) for number in (1, 2)]
+            assert [source.piece.exact for source in opened] == exact

@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 from unittest.mock import patch
 
+import numpy as np
 import pytest
+import torch
 
+from ragkv.engine import paging
 from ragkv.engine.batch import Batch
 from ragkv.errors import ConfigError
+from ragkv.model.execution.block_tables import PagedChunk
 from ragkv.model.execution.graph_decode import GraphDecoder
-from ragkv.types import AskOptions
+from ragkv.model.kv_cache import ContextCache
+from ragkv.types import AskOptions, Shape
 from tests.engine.test_session_manager import QUESTIONS, fill
 from tests.quick import quick_engine
 
@@ -154,3 +159,18 @@ def test_a_setting_that_cannot_be_met_is_refused(tmp_path, monkeypatch, settings
         monkeypatch.setattr("ragkv.engine.engine.make_graph_decoder", graph_decoder)
     with pytest.raises(ConfigError, match=said):
         quick_engine(tmp_path, paged=True, **settings)
+
+
+def test_each_layer_keeps_the_rows_that_are_not_in_its_own_blocks():
+    """All layers have rows at the same positions: S, a chunk of two blocks, and a token of the question."""
+    shape = Shape(layers=3, q_heads=2, kv_heads=1, head_dim=2)
+    cache, positions = ContextCache(shape, 11, torch.float32), torch.arange(11)
+    rows = torch.randn(11, 1, 2)
+    for layer in range(3):
+        cache.put(layer, rows + layer, rows - layer, positions)
+    addresses = np.array([[8, 0], [0, 8], [0, 0]])
+    paging._drop_rows(cache, [PagedChunk("chunk", 8, 2, addresses)], 4, 1)
+    expected = ([0, 1, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4, 5, 10], list(range(11)))
+    for layer, left in enumerate(expected):
+        assert cache.positions(layer).tolist() == left
+        assert torch.equal(cache.k(layer), rows[left] + layer)

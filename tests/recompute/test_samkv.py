@@ -246,3 +246,12 @@ def test_evidence_ranks_blocks_at_the_budgets_of_the_query():
     assert all(set(layer[1]) >= {5, 7, 8} for layer in kept)
     sizes = [sum(map(len, layer)) for layer in replace(method, choose="query").plan(chunks, queries()).kept]
     assert [sum(map(len, layer)) for layer in kept] == sizes
+
+
+def test_shared_selections_are_those_of_the_stable_layers():
+    chunks = [piece(13, seed=seed) for seed in (5, 6)]
+    method = SamKV(layers=(1, 2), extremes="dynamic", total="all")
+    apart, shared = (replace(method, shared=flag).plan(chunks, queries()).kept for flag in (False, True))
+    union = tuple(tuple(sorted({*apart[1][i], *apart[2][i]})) for i in range(2))
+    assert shared == (union,) * LAYERS
+    assert any(set(apart[0][i]) - set(union[i]) for i in range(2)), "the first layer alone would keep more"

@@ -16,6 +16,8 @@ from ragkv.sparse.critiprefill import (
     criticality,
     elementwise_bounds,
     fuse_layers,
+    last_segment,
+    segment_layout,
     top_blocks,
 )
 from ragkv.sparse.prefill import SparsePrefill
@@ -223,3 +225,17 @@ def test_a_question_over_a_stitched_context_has_segments_of_few_rows():
 def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=r"must be"):
         CritiPrefill(**wrong)
+
+
+@pytest.mark.parametrize(("end", "start"), [(1, 0), (511, 0), (512, 0), (513, 512), (1024, 512)])
+def test_the_last_segment_of_an_input_is_the_one_it_ends_in(end, start):
+    assert last_segment(end, 512) == start
+
+
+def test_a_question_as_long_as_a_segment_has_segments_of_few_rows():
+    params = CritiPrefill(segment=8, block=2, budget=6, skip=0, few=4)
+    sizes = [
+        segment_layout(torch.arange(40, 40 + rows), torch.arange(40 + rows), None, params, torch.device("cpu")).size
+        for rows in (4, 5, 8, 9)
+    ]
+    assert sizes == [4, 4, 4, 8]

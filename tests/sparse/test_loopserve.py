@@ -129,13 +129,18 @@ def test_a_model_that_covers_nearly_everything_gives_nearly_its_dense_logits():
     assert (logits[0] - logits[1]).norm() < 1e-2 * logits[0].norm()
 
 
-def test_a_turn_no_longer_than_the_sample_samples_half_of_its_rows():
+def test_a_turn_no_longer_than_the_sample_samples_half_of_its_rows(monkeypatch):
+    sampled = []
+    monkeypatch.setattr(
+        "ragkv.sparse.loopserve.sample_rows", lambda *sizes: sampled.append(sizes) or sample_rows(*sizes)
+    )
     k = torch.nn.functional.normalize(random_rows(96, 4, 1, d=64), dim=-1)
     q, v = 30 * k[88:] + 25 * k.roll(1, 0)[88:], random_rows(96, 4, 3, d=64)
     out, sparse = prefill(small(dense=0.8), q, k, v, start=88)
     assert sparse.selected
     assert sparse.pairs_read < sparse.dense_pairs
     assert (out - dense(q, k, v, 88)).norm() < 0.2 * out.norm()
+    assert sampled == [(8, 4)]
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0}, {"alpha": 1.1}, {"sample": 0}, {"tile": 0}, {"dense": 0}])
@@ -164,3 +169,18 @@ def test_a_pass_that_is_dense_is_kept_as_one_without_lines(params):
     (lines,) = state.lines[0]
     assert lines.unlimited.all()
     assert lines.vertical.shape == lines.slash.shape == (2, 0)
+
+
+def test_positions_without_rows_are_no_part_of_a_line(monkeypatch):
+    """Rows of a stitched context are missing, so a line through the gap costs and covers less than its length."""
+    order = torch.cat([torch.arange(10), torch.arange(25, 60)])
+    q, k, v = random_rows(20, 4, 1), random_rows(45, 2, 2), random_rows(45, 2, 3)
+    counted = []
+
+    def recorded(cells, at, present, *rest):
+        counted.append(present.nonzero()[:, 0].tolist())
+        return cover(cells, at, present, *rest)
+
+    monkeypatch.setattr("ragkv.sparse.loopserve.cover", recorded)
+    SparsePrefill(small().start(), 60)(0, q, k, v, torch.arange(40, 60), order, scale=0.3)
+    assert counted == [[*range(10), *range(25, 60)]]

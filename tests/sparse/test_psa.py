@@ -13,6 +13,7 @@ from ragkv.kernels.attention import merge
 from ragkv.sparse.attention import attend_heads
 from ragkv.sparse.blocks import BlockDigests, block_logsumexp, bounding_box, coverage, cuboid
 from ragkv.sparse.psa import (
+    ProgressiveRead,
     Psa,
     RankedBlocks,
     accumulated_share,
@@ -400,3 +401,37 @@ def test_a_context_shorter_than_a_block_is_read_densely():
 def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Psa(**wrong)
+
+
+class ThreeBlocks:
+    """Blocks outside of a cache: one of a single row, which scores best, and two full ones. All keys are zeros."""
+
+    def __init__(self):
+        self.left = [(1.0, 1), (0.5, 4), (0.5, 4)]
+
+    def keys(self, layer):
+        scores, sizes = zip(*self.left, strict=True) if self.left else ((), ())
+        return torch.tensor([[[score, 0.0] for score in scores]], dtype=torch.float64), torch.tensor(sizes)
+
+    def fetch(self, layer, which):
+        rows = sum(self.left[i][1] for i in which)
+        self.left = [block for i, block in enumerate(self.left) if i not in which]
+        return torch.zeros(rows, 1, 2, dtype=torch.float64), torch.ones(rows, 1, 2, dtype=torch.float64)
+
+
+def test_a_short_block_that_is_fetched_does_not_end_the_reading():
+    """The cache has the mass of two blocks. With the short one 9 of 17 rows are read; unscaled it seems 9 of 11."""
+    params = Psa(threshold=0.7, block=4, micro=1, reach="all")
+    done = ProgressiveRead(
+        torch.zeros(1, 1, 2).double(),
+        torch.tensor([[8.0]]).double().log(),
+        torch.tensor([0]),
+        torch.tensor([[0.1]]),
+        torch.tensor([[4.0]]).double().log(),
+    )
+    q, bar = torch.tensor([[[1.0, 0.0]]]).double(), torch.tensor([math.inf])
+    state = params.start()
+    state._seen[0] = (8, 7)
+    read, fetched = state._attend_offloaded(0, ThreeBlocks(), q, done, bar, 0, scale=1.0)
+    assert fetched == 1 + 4
+    assert float(read.p_acc) == pytest.approx(13 / 17)

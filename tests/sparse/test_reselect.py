@@ -149,3 +149,14 @@ def test_a_budget_for_all_keys_gives_the_tokens_of_dense_attention(evict):
 def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LoopServeDecode(**wrong)
+
+
+@pytest.mark.parametrize(("most", "selected"), [(0.5, 31), (0.1, 7), (1.0, 61)])
+def test_most_is_a_share_of_what_is_not_selected_for_certain(most, selected):
+    """Of 65 keys at the first selection the last four are observed, and read in any case."""
+    request = make_request(rows=60, steps=5)
+    state = LoopServeDecode(first=4, every=4, budget=1000, most=most).start()
+    request.prefill(state)
+    for at in range(request.steps):
+        request.step(state, at)
+    assert state.selected[0].slots.shape[1] == selected + 4
