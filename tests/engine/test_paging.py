@@ -174,3 +174,9 @@ def test_each_layer_keeps_the_rows_that_are_not_in_its_own_blocks():
     for layer, left in enumerate(expected):
         assert cache.positions(layer).tolist() == left
         assert torch.equal(cache.k(layer), rows[left] + layer)
+
+
+def test_a_block_is_read_in_place_if_none_of_its_tokens_was_recomputed():
+    assert paging._untouched((0, 1, 3), (5, 6), 4) == (0, 3)
+    assert paging._untouched((0, 1, 3), (3, 4), 4) == (3,)
+    assert paging._untouched((0, 1, 3), (), 4) == (0, 1, 3)

@@ -239,3 +239,11 @@ def test_a_question_as_long_as_a_segment_has_segments_of_few_rows():
         for rows in (4, 5, 8, 9)
     ]
     assert sizes == [4, 4, 4, 8]
+
+
+def test_a_block_that_reaches_into_a_segment_is_no_candidate_of_it():
+    """Block 9 has positions 38 to 41, and the segment begins at 40: the segment reads it besides its budget."""
+    params = CritiPrefill(segment=8, block=4, budget=8, skip=0, threshold=0)
+    layout = segment_layout(torch.arange(40, 48), torch.arange(2, 48), 60, params, torch.device("cpu"))
+    assert layout.allowed[0].tolist() == [True] * 9 + [False] * 3
+    assert layout.own[0].tolist() == [False] * 9 + [True] * 3

@@ -523,3 +523,15 @@ def test_a_request_alone_gives_the_same_tokens_as_in_a_batch():
 def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Lfps(**wrong)
+
+
+def test_tables_are_filled_from_the_last_rows_alone():
+    request = make_request(rows=60, question=40, steps=1)
+    tables = []
+    for rows in (slice(0, 0), slice(0, 20), slice(20, 40)):
+        state, asked = Lfps(rows=20).start(), request.q.clone()
+        asked[rows] += 1
+        replace(request, q=asked).prefill(state)
+        tables.append(state.scores[0].vertical.scores)
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.allclose(tables[0], tables[2])

@@ -184,3 +184,16 @@ def test_positions_without_rows_are_no_part_of_a_line(monkeypatch):
     monkeypatch.setattr("ragkv.sparse.loopserve.cover", recorded)
     SparsePrefill(small().start(), 60)(0, q, k, v, torch.arange(40, 60), order, scale=0.3)
     assert counted == [[*range(10), *range(25, 60)]]
+
+
+def test_the_first_key_and_the_row_itself_are_lines_of_every_head():
+    """Whatever the sampled rows attend to: the first key here has a tenth of nothing."""
+    q, k, v = random_rows(20, 4, 1), random_rows(60, 2, 2), random_rows(60, 2, 3)
+    k[0] = -40 * q.mean((0, 1))
+    state = small(alpha=0.3, dense=1.0).start()
+    SparsePrefill(state, 60)(0, q, k, v, torch.arange(40, 60), torch.arange(60), scale=0.3)
+    (lines,) = state.lines[0]
+    limited = (~lines.unlimited).nonzero()[:, 0].tolist()
+    assert limited
+    for part, line in ((lines.vertical, 0), (lines.slash, 0)):
+        assert {head for head, at in part.T.tolist() if at == line} >= set(limited)
