@@ -58,4 +58,6 @@ def _hashed(
         facts.append(profile.importance_axis)
     if profile.importance_constant != "free":
         facts.append(f"constant {profile.importance_constant}")
+    if profile.key_means != "plain":
+        facts.append(f"means {profile.key_means}")
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -80,7 +80,8 @@ class OffloadedBlocks:
             return kind.unpack(cache.k(layer)[:0]).transpose(0, 1)
         pieces = [self._sources[i].piece for i, _ in blocks]
         spans = [piece.span(block) for piece, (_, block) in zip(pieces, blocks, strict=True)]
-        middles = [(i, (span[len(span) // 2],)) for (i, _), span in zip(blocks, spans, strict=True)]
+        plain = self._model.profile.key_means == "plain"  # else they are rotated to their positions in the chunk
+        middles = [(i, (span[len(span) // 2] if plain else 0,)) for (i, _), span in zip(blocks, spans, strict=True)]
         means = [piece.digest.mean_keys[layer, block] for piece, (_, block) in zip(pieces, blocks, strict=True)]
         stacked = torch.stack(means).to(device, cache.dtype)
         return kind.unpack(self._stitch.turned(layer, stacked, middles, self._angle)).transpose(0, 1)

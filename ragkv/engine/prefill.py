@@ -30,7 +30,7 @@ from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, Pass, append
 from ragkv.model.rotary import rotate
 from ragkv.recompute.base import Blocks, Method
-from ragkv.recompute.digest import DigestParams, build_digest, layers_at_once, retrieval_pairs
+from ragkv.recompute.digest import DigestParams, block_means, build_digest, layers_at_once, retrieval_pairs
 from ragkv.sparse.base import decode_state
 from ragkv.sparse.prefill import PrefillPolicy, prefill_attention
 from ragkv.timing import StepTimer
@@ -146,8 +146,16 @@ class Prefiller:
 
         groups = (range(first, min(first + at_once, len(queries))) for first in range(0, len(queries), at_once))
         digest = build_digest(queries, k, map(rotated, groups), self.digest_params, scale=self.model.scale)
+        if self.model.profile.key_means == "rotated":
+            digest = replace(digest, mean_keys=self._rotated_means(k))
         states = tuple(each.to(here) for each in self.model.states.flat(cache.states or ()))
         return ChunkKV(tokens=tuple(tokens), k=k, v=v, digest=digest, states=states)
+
+    def _rotated_means(self, k: Tensor) -> Tensor:
+        """Average keys [L, n, Hkv, d] by block, rotated to their positions in the chunk."""
+        at = torch.arange(k.shape[1])
+        turned = [rotate(rows, self.model.rotary(at, layer).to(k.device)) for layer, rows in enumerate(k)]
+        return block_means(torch.stack(turned), self.model.profile.block)
 
     def _compared(self, layer: int, q: Tensor) -> Tensor:
         """Return queries [T, Hq, d] of a layer as digests have them: 0 where stored keys are not the layer's heads."""

@@ -67,7 +67,7 @@ DEFAULT = "scout"
 REPAIRING = ("multi-infllm", "cacheblend", "epic")
 """Methods that always recompute tokens in the middle of the context, or go through the layers one by one."""
 
-MODEL_DECIDES = ("layers", "heads", "group", "scale", "rotate")
+MODEL_DECIDES = ("layers", "heads", "group", "scale", "rotate", "means")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ The literal reading, the defaults of `SamKV`, selects next to nothing and scores
 def _samkv(update: str) -> Callable[[DecoderModel], dict[str, Any]]:
     def given(model: DecoderModel) -> dict[str, Any]:
         p = model.profile
-        ends = {"initial": p.initial, "local": p.local}
+        ends = {"initial": p.initial, "local": p.local, "means": p.key_means}
         return {**READING, **ends, "layers": p.stable_layers, "update": update, "rotate": partial(_rotate_at, model)}
 
     return given

@@ -27,6 +27,9 @@ Axis = Literal["row", "distance"]
 Constant = Literal["free", "common", "origin"]
 """The values of `importance_constant`."""
 
+KeyMeans = Literal["plain", "rotated"]
+"""The values of `key_means`."""
+
 RETIRED = frozenset({"scout_prior"})
 """Fields of profiles that earlier releases saved, and that mean nothing any more."""
 
@@ -55,6 +58,8 @@ class Profile:
             `row` sees, or its `distance` to the block's token (paper silent). It is fitted when a chunk is encoded.
         importance_constant: constant of that law: `free` for each block, `common` to all blocks of a layer, or none, so
             that the law goes through the `origin` (paper silent).
+        key_means: what the mean keys are of that SamKV compares: keys as they are before RoPE (`plain`), or as a cache
+            has them, `rotated` to their positions in the chunk (paper silent). They are made when a chunk is encoded.
         retrieval_heads: (layer, query head) pairs that scout scores with; empty until calibrated.
         scout_repair: which tokens scout recomputes where a request does not say it; `none` is for models that were
             trained to read chunks that were encoded alone.
@@ -90,6 +95,7 @@ class Profile:
     stable_layers: tuple[int, ...] = ()
     importance_axis: Axis = "row"
     importance_constant: Constant = "free"
+    key_means: KeyMeans = "plain"
     retrieval_heads: tuple[tuple[int, int], ...] = ()
     scout_repair: Repair = "kept"
     scout_reach: int = 8
@@ -123,7 +129,8 @@ class Profile:
             raise ValueError(f"scout_cap {self.scout_cap}: a share above 0, at most 1")
         if self.scout_chunks < 0:
             raise ValueError(f"scout_chunks {self.scout_chunks}: chunks, 0 or more")
-        for name, kinds in (("importance_axis", Axis), ("importance_constant", Constant)):
+        choices = {"importance_axis": Axis, "importance_constant": Constant, "key_means": KeyMeans}
+        for name, kinds in choices.items():
             if (value := getattr(self, name)) not in get_args(kinds):
                 raise ValueError(f"{name} {value!r}: choose one of {', '.join(get_args(kinds))}")
         if len(self.agreement) not in (0, AGREEMENT):

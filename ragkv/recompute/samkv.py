@@ -57,8 +57,7 @@ class SamKV(AllChunks):
         bias: Whether queries get the personalised bias of Eq. 1; False compares with the generic query (ablation).
         repair: Tokens recomputed: by the `rules` of section 3.3, every `kept` one, or `none` (ablation).
         extremes: K_max and K_min: `static` from ingest, or the `dynamic` best and worst for this query (paper silent).
-        same: What P is in a layer where one block is both K_max and K_min by its exponent and its salience: `none`, or
-            K_min is the least salient of the `others` (paper silent).
+        same: P where one block is both K_max and K_min: 0, or K_min is the least salient of the `others` (paper silent).
         compare: Vectors are compared as they are `before` RoPE, where those of different positions are comparable, or
             `after` it, at their places in the stitched context (paper silent).
         cosine: Cosine of Eq. 1: `flat` over all attention heads at once, or per `head` (paper silent).
@@ -68,10 +67,11 @@ class SamKV(AllChunks):
         normalise: Scores before the cross-document filter: by `query` norm, or `min_max` per chunk (paper silent).
         total: "Total block count" of the filter: the retrieved `candidates`, or `all` blocks (paper silent).
         shared: One union of the N* selections for every layer, instead of one selection per layer (paper silent).
-        least: Share of a chunk's middle blocks that is retrieved at least (ablation: 0 follows the paper).
+        least: Share of a chunk's middle blocks that is retrieved at least (ablation).
         choose: Blocks are ranked by the `query`, or by scout's `evidence` at the same budgets (ablation).
         theta: Cosine of Eq. 4: one per kv `head`, or one per `token` over all of them (paper silent). K and V always
             have their own.
+        means: What the mean keys are of, as `key_means` of the profile. `rotated` ones are compared after RoPE.
         rotate: RoPE of the model, which `compare="after"` needs.
     """
 
@@ -94,6 +94,7 @@ class SamKV(AllChunks):
     anchor: Literal["blocks", "tokens"] = "blocks"
     rounding: Literal["up", "nearest", "down"] = "up"
     theta: Literal["head", "token"] = "head"
+    means: Literal["plain", "rotated"] = "plain"
     rotate: Rotate | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +103,8 @@ class SamKV(AllChunks):
         require_between(0, 1, least=self.least)
         if self.compare == "after" and self.rotate is None:
             raise ValueError("compare=after needs the model's RoPE")
+        if self.compare == "before" and self.means == "rotated":
+            raise ValueError("compare=before needs keys before RoPE, and the profile has key_means=rotated")
 
     @property
     def evidence(self) -> tuple[Kind, ...]:  # type: ignore[override]
@@ -133,18 +136,15 @@ class SamKV(AllChunks):
     def _retrieve(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> list[list[Blocks]]:
         """Select middle blocks per layer and chunk: personalised query, Top-P, cross-document filter."""
         rotation = self.rotate if self.compare == "after" else None
-        q_que, q_loc, keys = compared_vectors(pieces, queries, self.local, rotation)
+        q_que, q_loc, keys = compared_vectors(pieces, queries, self.local, rotation, self.means)
         q_hat = personalise(q_que, q_loc, self.cosine) if self.bias else q_que.expand_as(q_loc)
         scores = [score(q_hat[i], mean_keys) for i, mean_keys in enumerate(keys)]
         budgets = [self._budget(piece, q_hat[i], keys[i], scores[i]) for i, piece in enumerate(pieces)]
         norms = q_hat.flatten(2).norm(dim=-1).clamp(min=1e-12)  # [D, L]
+        pairs = zip(pieces, scores, strict=True)
+        ranked = [self._normalised(piece, s, norms[i]).tolist() for i, (piece, s) in enumerate(pairs)]
         if self.choose == "evidence":
             ranked = self._by_evidence(pieces, len(queries))
-        else:
-            ranked = [
-                (self._normalised(piece, s, norms[i])).tolist()
-                for i, (piece, s) in enumerate(zip(pieces, scores, strict=True))
-            ]
         size = sum(piece.blocks for piece in pieces) if self.total == "all" else sum(budgets)
         layers = [
             self._filter(pieces, budgets, [chunk[layer] for chunk in ranked], size) for layer in range(len(queries))

@@ -55,6 +55,7 @@ def test_one_ingest_policy_is_not_another() -> None:
         "retrieval_heads": ((0, 1),),
         "importance_axis": "distance",
         "importance_constant": "origin",
+        "key_means": "rotated",
     }.items(),
 )
 def test_what_a_profile_says_of_stored_kv_changes_it(field: str, value: object) -> None:

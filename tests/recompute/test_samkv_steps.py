@@ -9,13 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.registry import make_method
+from ragkv.errors import InputError
 from ragkv.model.layer_pass import Pass, Step, write_rows
+from ragkv.model.profile import Profile
+from ragkv.model.rotary import rotate
 from ragkv.recompute.analysis import analyse, low_outliers, outlier_tokens, stability
 from ragkv.recompute.base import Piece, padding_for, rows_alive
 from ragkv.recompute.compared import compared_vectors
 from ragkv.recompute.digest import DigestParams, block_means, build_digest
 from ragkv.recompute.samkv import SamKV, fuse, fuse_tokens, personalise, round_budget, score
 from ragkv.types import Digest
+from tests import tiny
 
 
 def rows(*values: float) -> Tensor:
@@ -288,3 +294,23 @@ def test_a_pass_fuses_new_rows_into_stored_rows_for_keys_and_values():
     write_rows(Pass(slots, slots, cache, [step], blend=fuse), 0, step, pair(2, 0), pair(0, 5))
     torch.testing.assert_close(cache.written[0], pair(1.76, 0.12))
     torch.testing.assert_close(cache.written[1], pair(0.32, 3.24))
+
+
+def test_means_of_cached_keys_are_those_of_the_keys_at_their_places():
+    """Of three chunks in a context: a cache has each key rotated to where it stands."""
+    chunks = [tiny.tokens(count, count + 300) for count in (30, 26, 41)]
+    model = tiny.model(profile=Profile(block=4, stable_layers=(2, 3), key_means="rotated"))
+    encoded = [Prefiller(model, tiny.tokens(3, 99)).encode(chunk) for chunk in chunks]
+    pieces = [Piece(len(kv.tokens), 4, kv.digest) for kv in encoded]
+    method = make_method("samkv-fusion", model)
+    asked = [torch.randn(5, model.shape.q_heads, model.shape.head_dim, dtype=torch.float64) for _ in range(4)]
+    _, _, keys = compared_vectors(pieces, asked, 2, method.rotate, method.means)
+    start = 0
+    for kv, found in zip(encoded, keys, strict=True):
+        rotary = model.rotary(torch.arange(start, start + len(kv.tokens)))
+        turned = rotate(kv.k.double(), rotary)
+        expected = torch.stack([part.mean(1) for part in turned.split(4, dim=1)], dim=1)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+        start += len(kv.tokens)
+    with pytest.raises(InputError, match="compare=before needs keys before RoPE"):
+        make_method("samkv-fusion:compare=before", model)
