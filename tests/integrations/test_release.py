@@ -68,9 +68,11 @@ def test_the_sdist_has_the_changelog_and_the_licence(built: Path) -> None:
 
 
 def test_the_installed_program_is_the_wheels(installed: Path, tmp_path: Path) -> None:
-    asked = run(installed, tmp_path, "python", "-c", "import ragkv, api, ingest; print(ragkv.__file__, api.__file__)")
+    imported = "import ragkv.api, ragkv.ingest; print(ragkv.__file__, ragkv.api.__file__, ragkv.ingest.__file__)"
+    asked = run(installed, tmp_path, "python", "-c", imported)
     assert asked.returncode == 0, asked.stderr
     assert all(Path(name).is_relative_to(installed) for name in asked.stdout.split())
+    assert run(installed, tmp_path, "python", "-c", "import api").returncode == 1, "that name is a user's own"
     version = run(installed, tmp_path, "ragkv", "--version")
     assert (version.returncode, version.stdout) == (0, f"ragkv {__version__}\n")
 
