@@ -20,6 +20,9 @@ layer.
 Differs from the paper:
 
 - The last tokens are always read, besides the top k. Scores are learned from them, too, so a step sees its own token.
+- Candidates are marked when the step before has ended, from the tables alone: before the token's query exists, as in
+  the paper, so that what reads them could load them meanwhile. `bypass` drops those of idle heads when the query is
+  there.
 - The paper keeps the sinks on the GPU and all other keys in host memory, where the CPU attends to the candidates. Here
   keys are not split: a state runs on the device where the cache is, with all keys of a layer there. Tables, candidates
   and attention are tensor operations of that device. `auto` uses the policy on a CPU only.
@@ -44,7 +47,7 @@ from ragkv.kernels.attention import merge
 from ragkv.sparse.attention import attend_heads, score_dtype
 from ragkv.sparse.base import DecodePolicy, DecodeState
 from ragkv.sparse.indexing import index_flat, true_indices
-from ragkv.sparse.lfps_tables import KeyScores, PromptStatistics, TableMoments
+from ragkv.sparse.lfps_tables import KeyScores, Marked, PromptStatistics, TableMoments
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class LfpsState(DecodeState):
         scores: Score tables, by layer.
         bypassed: bool [Hq] of the last step, by layer.
         rho: [Hq] of the last step, by layer.
+        ahead: Candidates of the next token, by layer, which were marked without its query.
     """
 
     name = "lfps"
@@ -111,6 +115,7 @@ class LfpsState(DecodeState):
         self.scores: dict[int, KeyScores] = {}
         self.bypassed: dict[int, Tensor] = {}
         self.rho: dict[int, Tensor] = {}
+        self.ahead: dict[int, Marked] = {}
         self._buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def learn(self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> None:
@@ -123,30 +128,36 @@ class LfpsState(DecodeState):
         vertical, slash = prompt_tables(rows[0], k, rows[1].to(k.device), positions, outside, p, scale=scale)
         statistics = prompt_statistics(q[-1], k, v, outside, scale=scale) if bool(outside.any()) else None
         self.scores[layer] = KeyScores(vertical, slash, positions, sinks, p.local, statistics)
+        self.ahead.pop(layer, None)
 
     def step(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, k_pos: Tensor, *, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Attend with one token (decoding, steps 1 to 4). See `DecodeState.step`."""
-        p, scores, now = self.params, self.scores[layer], int(k_pos[-1])
-        scores.append_token(now, k.shape[0] - 1)
+        p, scores, now, rows = self.params, self.scores[layer], int(k_pos[-1]), k.shape[0]
+        marked = self.ahead.pop(layer, None)
+        if marked is None or (marked.now, marked.row) != (now, rows - 1):
+            if marked is not None:
+                scores.drop_token(marked)
+            marked = mark_candidates(scores, now, rows - 1, p)
         queries = q.unflatten(0, (k.shape[1], -1)).to(score_dtype(q.dtype))
         sink = attend_heads(queries, *(x[scores.sinks].transpose(0, 1) for x in (k, v)), scale=scale)
         rho = sink_share(queries, k, scores, sink[1], scale=scale)
         idle = (rho > p.bypass) if scores.statistics is not None else torch.zeros_like(rho, dtype=torch.bool)
-        mark_candidates(scores, now, idle, p)
         busy = ~idle if p.heads == "query" else ~idle.all(-1)
         scores.decay(torch.where(busy.flatten(), p.decay, busy.new_ones(1, dtype=torch.float64)))  # Eq. 10, gamma
-        found, lse, read = self._attend_candidates(scores, now, idle, queries, k, v, scale=scale)
+        candidates = marked.of_rows(busy.flatten())
+        found, lse, read = self._attend_candidates(scores, candidates, idle, queries, k, v, scale=scale)
         out = merge([sink, (found, lse)])[0]
         if scores.statistics is not None:
             mean = rho[..., None] * sink[0] + (1 - rho[..., None]) * scores.statistics.mean_value[:, None]
             out = torch.where(idle[..., None], mean, out)
         self.bypassed[layer], self.rho[layer] = idle.flatten(), rho.flatten()
+        self.ahead[layer] = mark_candidates(scores, now + 1, rows, p)
         return out.flatten(0, 1).to(q.dtype), read + len(scores.sinks)
 
     def _attend_candidates(
-        self, scores: KeyScores, now: int, idle: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float
+        self, scores: KeyScores, marked: Marked, idle: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Attend to the best of the candidates and add their scores to the tables.
 
@@ -154,7 +165,7 @@ class LfpsState(DecodeState):
             The output [Hkv, g, d], its log-sum-exp [Hkv, g], which is -inf for idle heads, and keys scored [H].
         """
         heads, group = q.shape[:2]
-        positions, slots, starts = scores.pop_marked()
+        positions, slots, starts, now = marked.positions, marked.slots, marked.starts, marked.now
         list_count, counts, most = len(starts) - 1, starts.diff(), int(starts.diff().max())
         if not most:
             return torch.zeros_like(q), q.new_full((heads, group), -math.inf), counts
@@ -283,17 +294,22 @@ def thresholds(vertical: TableMoments, slash: TableMoments, beta: float) -> tupl
     return tau_v, tau_s  # Eq. 8
 
 
-def mark_candidates(scores: KeyScores, now: int, idle: Tensor, params: Lfps) -> None:
-    """Mark C for heads that are not idle: the keys that the tables name, their neighbours, and the last tokens."""
-    busy = ~idle.flatten() if params.heads == "query" else ~idle.all(-1)
+def mark_candidates(scores: KeyScores, now: int, row: int, params: Lfps) -> Marked:
+    """Mark C for the token at position `now` in cache row `row`: what the tables name, neighbours and the last tokens.
+
+    The token joins the tables. Its query and its key are not needed.
+    """
+    recent = scores.recent
+    scores.append_token(now, row)
     if params.beta == -math.inf:
-        scores.mark_all(now, busy)
-        return
-    vertical, slash = scores.vertical.moments(scores.scored), scores.slash.moments(scores.scored)
-    tau_v, tau_s = (tau.masked_fill(~busy, math.inf) for tau in thresholds(vertical, slash, params.beta))
-    scores.mark_above(tau_v, tau_s, now)  # C0, Eq. 7
-    scores.mark_neighbours(params.reach, vertical.mean, slash.mean, now)  # C, Eq. 9
-    scores.mark_recent(busy)
+        scores.mark_all(now)
+    else:
+        vertical, slash = scores.vertical.moments(scores.scored), scores.slash.moments(scores.scored)
+        tau_v, tau_s = thresholds(vertical, slash, params.beta)
+        scores.mark_above(tau_v, tau_s, now)  # C0, Eq. 7
+        scores.mark_neighbours(params.reach, vertical.mean, slash.mean, now)  # C, Eq. 9
+        scores.mark_recent()
+    return Marked(now, row, *scores.pop_marked(), recent)
 
 
 def top_candidates(scores: Tensor, counts: Tensor, keep: int, recent: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ step, its indices are positions moved by one number, `room - 1 - now`, and no ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -140,6 +140,37 @@ class PromptStatistics:
     score_variance: Tensor
 
 
+@dataclass(frozen=True)
+class Marked:
+    """The candidates of one token.
+
+    Attributes:
+        now: Position of the token.
+        row: Its row in the cache.
+        positions: Positions [m], row of the tables after row, ascending in each.
+        slots: Their rows in the cache [m].
+        starts: Where each row of the tables starts [H + 1].
+        recent: The last positions before the token.
+    """
+
+    now: int
+    row: int
+    positions: Tensor
+    slots: Tensor
+    starts: Tensor
+    recent: Tensor
+
+    def of_rows(self, busy: Tensor) -> Marked:
+        """Return the candidates of the rows of the tables that are busy [H]."""
+        if bool(busy.all()):
+            return self
+        counts = self.starts.diff() * busy
+        kept = true_indices(busy.repeat_interleave(self.starts.diff()))
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        positions, slots = self.positions.index_select(0, kept), self.slots.index_select(0, kept)
+        return replace(self, positions=positions, slots=slots, starts=starts)
+
+
 class KeyScores:
     """Both score tables of one layer, and the cache row of every position.
 
@@ -219,13 +250,19 @@ class KeyScores:
         self.vertical.add(positions.masked_fill(none, self.room - 1), scores)
         self.slash.add((positions + (self.room - 1 - now)).masked_fill(none, 0), scores)
 
-    def mark_all(self, now: int, busy: Tensor) -> None:
-        """Mark every position up to `now`, in rows that are busy [H]."""
-        self._marks[:, : now + 1] = busy[:, None]
+    def drop_token(self, marked: Marked) -> None:
+        """Take back the token that was appended for `marked`; it was the last one, and nothing was added since."""
+        self.slot[marked.now] = -1
+        self.recent = marked.recent
+        self.scored -= 1
 
-    def mark_recent(self, busy: Tensor) -> None:
-        """Mark the last positions, in rows that are busy [H]."""
-        self._marks[:, self.recent] |= busy[:, None]
+    def mark_all(self, now: int) -> None:
+        """Mark every position up to `now`."""
+        self._marks[:, : now + 1] = True
+
+    def mark_recent(self) -> None:
+        """Mark the last positions."""
+        self._marks[:, self.recent] = True
 
     def mark_above(self, tau_v: Tensor, tau_s: Tensor, now: int) -> None:
         """Mark positions that score above tau [H] (in raw units) in either table, seen from `now`."""
