@@ -73,9 +73,8 @@ class ContextCache:
         self.states: States | None = None
         self._pending: list[PendingCopy | None] = [None] * shape.layers
         self._addresses: NDArray[np.int64] | None = None
-        for layer, size in enumerate(sizes):
-            if size:
-                self._resize(layer, size)
+        for layer in filter(sizes.__getitem__, range(shape.layers)):
+            self._resize(layer, sizes[layer])
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: its tensors have other addresses."""
@@ -86,8 +85,7 @@ class ContextCache:
         self._pending[layer] = copy
 
     def wait_ready(self, layer: int) -> None:
-        """Make the current stream wait for the layer's pending copy, if any. Other layers of that copy are ready,
-        too."""
+        """Make the current stream wait for the layer's pending copy, if any. Other layers of it are ready, too."""
         copy = self._pending[layer]
         if copy is not None:
             copy.wait()
@@ -178,8 +176,7 @@ class ContextCache:
 
     def _append(self, layer: int, positions: NDArray[np.int64]) -> tuple[int, int]:
         """Append rows at `positions` [m]; return the first slot and the one behind the last."""
-        start = self.lengths[layer]
-        stop = start + positions.shape[0]
+        start, stop = self.lengths[layer], self.lengths[layer] + positions.shape[0]
         if stop > self._k[layer].shape[0]:
             self._grow(layer, stop)
         self._positions[layer].numpy()[start:stop] = positions  # ten times faster than a torch copy
@@ -232,8 +229,7 @@ class ContextCache:
         self._v[layer][slots] = v
 
     def fill(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Overwrite live rows as `write` does, with slots [m] on the CPU. Consecutive slots, the common case, are
-        faster."""
+        """Overwrite live rows as `write` does, with slots [m] on the CPU. Consecutive ones, as most are, are faster."""
         self.wait_ready(layer)
         start, count = int(slots[0]), slots.shape[0]
         if torch.equal(slots, torch.arange(start, start + count)):
@@ -291,8 +287,7 @@ class ContextCache:
         self.lengths = [min(new, old) for new, old in zip(lengths, self.lengths, strict=True)]
 
     def _grow(self, layer: int, rows: int) -> None:
-        """Grow at least twofold, so that appending single rows rarely copies."""
-        self._resize(layer, max(rows, 2 * self._k[layer].shape[0]))
+        self._resize(layer, max(rows, 2 * self._k[layer].shape[0]))  # twofold, so that appending rows rarely copies
 
     def _resize(self, layer: int, rows: int) -> None:
         self.wait_ready(layer)

@@ -3,8 +3,8 @@
 Vectors after RoPE depend on where they are. The chunks are taken to lie back to back, from position 0 on, and the
 question behind them; a product of two rotated vectors depends on their distance alone. A mean key is rotated to the
 middle token of its block, a local query to that of the local blocks: the digest has no rows that could be rotated one
-by one. Those of the question can be, and are. Where a digest has means of `rotated` keys, they are turned by the place of
-their chunk alone, and are the means of the keys that a cache of the context has.
+by one. Those of the question can be, and are. Where a digest has means of `rotated` keys, they are turned by the place
+of their chunk alone, and are the means of the keys that a cache of the context has.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class SamKV(AllChunks):
         bias: Whether queries get the personalised bias of Eq. 1; False compares with the generic query (ablation).
         repair: Tokens recomputed: by the `rules` of section 3.3, every `kept` one, or `none` (ablation).
         extremes: K_max and K_min: `static` from ingest, or the `dynamic` best and worst for this query (paper silent).
-        same: P where one block is both K_max and K_min: 0, or K_min is the least salient of the `others` (paper silent).
+        same: P where one block is K_max and K_min: 0, or K_min is the least salient of the `others` (paper silent).
         compare: Vectors are compared as they are `before` RoPE, where those of different positions are comparable, or
             `after` it, at their places in the stitched context (paper silent).
         cosine: Cosine of Eq. 1: `flat` over all attention heads at once, or per `head` (paper silent).
