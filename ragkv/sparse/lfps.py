@@ -47,7 +47,8 @@ from ragkv.kernels.attention import merge
 from ragkv.sparse.attention import attend_heads, score_dtype
 from ragkv.sparse.base import DecodePolicy, DecodeState
 from ragkv.sparse.indexing import index_flat, true_indices
-from ragkv.sparse.lfps_tables import KeyScores, Marked, PromptStatistics, TableMoments
+from ragkv.sparse.lfps_marked import Marked
+from ragkv.sparse.lfps_tables import KeyScores, PromptStatistics, TableMoments
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ragkv.kernels.attention import attend, merge
@@ -65,6 +66,9 @@ class Psa(DecodePolicy):
             of short contexts, too.
         sinks: Blocks at the start that are always read (paper silent).
         group: What must be covered among the query heads of a kv head: their `min` or their `mean` (paper silent).
+        bound: Mass that a block is taken to have that was not read: the `least` of those read, as in the paper, or the
+            largest of the latest micro-batch, `batch`. A wrong ranking meets a light block early, and then the least
+            one says nothing of those to come; a whole batch of light blocks is rarer (paper silent on wrong rankings).
         dense: Layers that read everything, from the first on (paper silent).
         reach: Blocks that may be read: those `kept` for the answer, or `all` (paper silent).
     """
@@ -77,6 +81,7 @@ class Psa(DecodePolicy):
     most: float = 1.0
     sinks: int = 1
     group: Literal["min", "mean"] = "min"
+    bound: Literal["least", "batch"] = "least"
     dense: int = 0
     reach: Literal["kept", "all"] = "kept"
 
@@ -89,8 +94,27 @@ class Psa(DecodePolicy):
             raise ValueError("part and most must be from 0 to 1")
         if self.group not in ("min", "mean"):
             raise ValueError("group must be 'min' or 'mean'")
+        if self.bound not in ("least", "batch"):
+            raise ValueError("bound must be 'least' or 'batch'")
         if self.reach not in ("kept", "all"):
             raise ValueError("reach must be 'kept' or 'all'")
+
+    def bound_of(self, before: Tensor, masses: Tensor) -> Tensor:
+        """Return log AS_min [...] behind a micro-batch of masses [..., m], in logarithms; `before`: that before it."""
+        if self.bound == "batch":
+            return masses.amax(-1)
+        return torch.minimum(before, masses.amin(-1))
+
+    def bounds(self, masses: Tensor) -> Tensor:
+        """Return what `bound_of` is at the end of each micro-batch of ranked masses [..., M], for all its blocks."""
+        if self.bound == "least":
+            least: Tensor = masses.cummin(-1).values
+            return least
+        total = masses.shape[-1]
+        lacking = -total % self.micro
+        batches = F.pad(masses, (0, lacking), value=-math.inf).unflatten(-1, (-1, self.micro))
+        largest: Tensor = batches.amax(-1, keepdim=True).expand_as(batches).flatten(-2)[..., :total]
+        return largest
 
     def start(self) -> PsaState:
         """Create the state of one request."""
@@ -120,7 +144,7 @@ class ProgressiveRead(NamedTuple):
         lse: Log-sum-exp [Hkv, g].
         blocks_read: Ranked blocks read [Hkv] int64.
         p_acc: P_acc [Hkv, g].
-        log_as_min: Logarithm of AS_min [Hkv, g].
+        log_as_min: Logarithm of AS_min [Hkv, g], or of what `bound` takes for it.
     """
 
     out: Tensor
@@ -218,7 +242,7 @@ class PsaState(DecodeState):
             part = torch.exp(exact - lse[..., None]) @ v.to(q.dtype), lse
             out, lse = merge([(done.out, done.lse), part])
             full_masses = masses + torch.log(p.block / new_sizes.to(masses))  # as if the blocks were as long as others
-            least = torch.minimum(done.log_as_min, full_masses.amin(-1))
+            least = p.bound_of(done.log_as_min, full_masses)
             left = total - done.blocks_read[:, None] + float(sizes.sum() - new_sizes.sum()) / p.block
             done = ProgressiveRead(out, lse, done.blocks_read, accumulated_share(lse, least, left), least)
             fetched += int(new_sizes.sum())
@@ -244,7 +268,7 @@ def attend_progressively(
         part = masses.logsumexp(-1)
         batch_out = torch.exp(scores - part[..., None]) @ values
         out[heads], lse[heads] = merge([(out[heads], lse[heads]), (batch_out, part)])  # lines 11, 12
-        least[heads] = torch.minimum(least[heads], masses.amin(-1))  # line 13
+        least[heads] = params.bound_of(least[heads], masses)  # line 13
         read[heads] += batch.shape[1]  # line 14
         left = total - start - batch.shape[1] + beyond
         p_acc[heads] = accumulated_share(lse[heads], least[heads], left)  # lines 15, 16
@@ -274,7 +298,7 @@ def attend_progressively_at_once(
     scores = (q @ keys.mT * scale).unflatten(-1, (-1, params.block))  # [Hkv, g, B, block]
     masses = scores.logsumexp(-1).gather(2, order[:, None].expand(-1, q.shape[1], -1))  # log AS [Hkv, g, M]
     accumulated = torch.cat([lse[..., None], masses], dim=-1).logcumsumexp(-1)[..., 1:]
-    least, read = masses.cummin(-1).values, torch.arange(1, total + 1, device=q.device)
+    least, read = params.bounds(masses), torch.arange(1, total + 1, device=q.device)
     p_acc = accumulated_share(accumulated, least, total - read + blocks.beyond)
     enough = (group_share(p_acc.transpose(1, 2), params) > params.threshold) & (read >= first_check(params, total))
     # Heads stop at the end of a micro-batch.

@@ -56,16 +56,17 @@ def run(params, request, steps=None):
     least=st.integers(0, 9),
     part=st.sampled_from([0.0, 0.25, 1.0]),
     group=st.sampled_from(["min", "mean"]),
+    bound=st.sampled_from(["least", "batch"]),
     near=st.booleans(),
     beyond=st.sampled_from([0.0, 2.5]),
     seed=st.integers(0, 99),
 )
 def test_at_once_the_same_blocks_are_read_as_in_the_loop(
-    heads, blocks, lacking, micro, threshold, least, part, group, near, beyond, seed
+    heads, blocks, lacking, micro, threshold, least, part, group, bound, near, beyond, seed
 ):
     generator = torch.Generator().manual_seed(seed)
     (kv, g), d, size = heads, 8, 4
-    params = Psa(threshold=threshold, block=size, micro=micro, least=least, part=part, group=group)
+    params = Psa(threshold=threshold, block=size, micro=micro, least=least, part=part, group=group, bound=bound)
     q = torch.randn(kv, g, d, generator=generator, dtype=torch.float64)
     k, v = (torch.randn(blocks * size + lacking, kv, d, generator=generator, dtype=torch.float64) for _ in range(2))
     order = torch.stack([torch.randperm(blocks, generator=generator) for _ in range(kv)])[:, 1:]
@@ -435,3 +436,16 @@ def test_a_short_block_that_is_fetched_does_not_end_the_reading():
     read, fetched = state._attend_offloaded(0, ThreeBlocks(), q, done, bar, 0, scale=1.0)
     assert fetched == 1 + 4
     assert float(read.p_acc) == pytest.approx(13 / 17)
+
+
+def test_one_light_block_that_is_ranked_too_high_does_not_end_the_reading_where_its_batch_bounds_the_rest():
+    """Of 12 equal blocks and one light one, which is read second: 4 of 13 are about a third of the mass."""
+    masses = [10.0, 0.001, *[10.0] * 11]
+    paper = read_masses(masses, 0.9, 4)
+    q, k, v = blocks_of(masses)
+    params = Psa(threshold=0.9, block=2, micro=4, bound="batch")
+    batch = attend_progressively(q, k, v, RankedBlocks(torch.arange(13)[None]), params, scale=1.0)
+    assert int(paper.blocks_read) == 4
+    assert float(paper.p_acc) > 0.99
+    assert int(batch.blocks_read) == 12
+    assert float(batch.p_acc) == pytest.approx(110.001 / 120.001)

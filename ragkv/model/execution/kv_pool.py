@@ -128,7 +128,9 @@ class KVPool:
         )
 
     def serves(self, params: Psa) -> bool:
-        """Whether requests with this policy can join: they share block, micro and group and read all layers so."""
+        """Whether requests with this policy can join: they share block, micro, group, bound and layers."""
+        if params.bound != "least":
+            return False
         shared = params.block == self.size and StopRule(params.micro, params.group == "mean") == self.rule
         return shared and not params.dense and params.reach == "kept" and params.sinks <= self._sinks
 
