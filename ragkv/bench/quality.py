@@ -85,6 +85,8 @@ class QualityFigures:
         em: exact match.
         f1: token F1.
         recall: 1 if all blocks of the answer are kept in every layer, or if the answer's place is not known.
+        layer_recall: share of the layers in which all blocks of the answer are kept, likewise; None in records of
+            earlier releases.
         middle: kept blocks that are neither initial nor local ones of their chunk / all blocks.
         sequence: tokens kept / all tokens.
         recompute: tokens recomputed / all tokens.
@@ -108,6 +110,7 @@ class QualityFigures:
     ttft_load: float | None = None
     load: float | None = None
     read: float | None = None
+    layer_recall: float | None = None
 
 
 @dataclass(frozen=True)
@@ -233,18 +236,21 @@ class _Asker:
         if context.plan is None:
             load, ttft_load = (None, None) if self._params.store is None else (0.0, ttft)
             if method == NO_CONTEXT:
-                nothing = QualityFigures(*scores, 0.0, 0.0, 0.0, 0.0, ended, 0.0, ttft, ttft_load, load)
+                nothing = QualityFigures(
+                    *scores, 0.0, 0.0, 0.0, 0.0, ended, 0.0, ttft, ttft_load, load, layer_recall=0.0
+                )
                 return QualityOutcome(question, method, answer, nothing, at)
             read = 1.0 if context.sparse is None else context.sparse.computed_pairs / context.sparse.dense_pairs
             kv = float(self._token_bytes * self._size)
-            figures = QualityFigures(*scores, 1.0, 1.0, 1.0, 1.0, ended, kv, ttft, ttft_load, load, read)
+            figures = QualityFigures(*scores, 1.0, 1.0, 1.0, 1.0, ended, kv, ttft, ttft_load, load, read, 1.0)
             return QualityOutcome(question, method, answer, figures, at)
-        recall = self._recall(question, context.plan)
+        layer_recall = self._layer_recall(question, context.plan)
         profile = self._prefiller.model.profile
         shares = _shares(context.plan, self._sources, profile)
         stored = self._from_store(question, method)
         kv = self._token_bytes * self._size * shares[1]
-        figures = QualityFigures(*scores, recall, *shares, ended, kv, ttft, *stored)
+        found = (float(layer_recall == 1), *shares)
+        figures = QualityFigures(*scores, *found, ended, kv, ttft, *stored, layer_recall=layer_recall)
         return QualityOutcome(question, method, answer, figures, at)
 
     def _prefill(self, question: SetQuestion, tokens: abc.Sequence[int], method: str) -> tuple[PrefilledContext, float]:
@@ -312,12 +318,13 @@ class _Asker:
         ttft = timer.total()
         return ttft, sum(s.head_bytes + s.loaded_bytes for s in sources) / (self._token_bytes * self._size)
 
-    def _recall(self, question: SetQuestion, plan: Plan) -> float:
+    def _layer_recall(self, question: SetQuestion, plan: Plan) -> float:
+        """Return the share of layers in which all blocks of the answer are kept."""
         span = question.span
         if span is None:
             return 1.0
         gold = gold_blocks(self._prefiller.model, *self._set.chunks[span.chunk], span.start, span.end)
-        return float(all(block in layer[span.chunk] for layer in plan.kept for block in gold))
+        return sum(set(gold) <= set(layer[span.chunk]) for layer in plan.kept) / len(plan.kept)
 
 
 def _spread(layer: abc.Sequence[Tokens], joining: abc.Sequence[int], count: int) -> tuple[Tokens, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ragkv.bench.quality import NO_CONTEXT, QualityOutcome
@@ -24,6 +24,7 @@ class Row:
         high: upper end.
         load: None without a store, like `ttft_load`.
         read: None for methods that reuse stored KV.
+        layer_recall: None if no outcome has it.
         pgr: performance gap recovered: the share that the method wins of what full wins over no context; None unless
             both were asked and the gap is at least LEAST_GAP.
     """
@@ -46,6 +47,7 @@ class Row:
     ttft_load: float | None
     read: float | None
     pgr: float | None = None
+    layer_recall: float | None = None
 
 
 def rows(outcomes: Sequence[QualityOutcome]) -> list[Row]:
@@ -71,8 +73,8 @@ def by_set(outcomes: Sequence[QualityOutcome], names: Sequence[str]) -> dict[str
 def heads() -> tuple[str, ...]:
     """Return the heads of the columns."""
     return (
-        "method", "EM", "F1", "Δ F1 to full (95%)", "PGR", "recall", "sequence", "recompute", "load", "TTFT ms",
-        "with load",
+        "method", "EM", "F1", "Δ F1 to full (95%)", "PGR", "recall", "by layer", "sequence", "recompute", "KV MiB",
+        "load", "TTFT ms", "with load",
     )  # fmt: skip
 
 
@@ -84,12 +86,20 @@ def markdown(table: Sequence[Row]) -> str:
     )
 
 
+def markdown_by_set(tables: Mapping[str, Sequence[Row]]) -> str:
+    """Return a headed table of each set, by its name."""
+    return "\n".join(
+        f"## {name}: {table[0].questions} questions\n\n{markdown(table)}" for name, table in tables.items()
+    )
+
+
 def _row(method: str, answered: Sequence[QualityOutcome], full: dict[tuple[int, int], float]) -> Row:
     figures = [outcome.figures for outcome in answered]
     names = ("em", "f1", "recall", "middle", "sequence", "recompute", "stopped", "kv")
     means = {name: statistics.fmean(getattr(f, name) for f in figures) for name in names}
     loads = [f.load for f in figures if f.load is not None]
     times = [f.ttft_load for f in figures if f.ttft_load is not None]
+    by_layer = [f.layer_recall for f in figures if f.layer_recall is not None]
     read = [f.read for f in figures if f.read is not None]
     differences = [outcome.figures.f1 - full[outcome.at] for outcome in answered if outcome.at in full]
     low, high = interval(differences) if differences else (None, None)
@@ -103,6 +113,7 @@ def _row(method: str, answered: Sequence[QualityOutcome], full: dict[tuple[int, 
         ttft=statistics.median(f.ttft for f in figures),
         ttft_load=statistics.median(times) if times else None,
         read=statistics.fmean(read) if read else None,
+        layer_recall=statistics.fmean(by_layer) if by_layer else None,
         **means,
     )
 
@@ -122,7 +133,9 @@ def cells(row: Row) -> tuple[str, ...]:
         percent(row.f1),
         delta,
         percent(row.pgr),
-        *(percent(value) for value in (row.recall, row.sequence, row.recompute, row.load)),
+        *(percent(value) for value in (row.recall, row.layer_recall, row.sequence, row.recompute)),
+        f"{row.kv / 2**20:.1f}",
+        percent(row.load),
         f"{row.ttft:.0f}",
         "–" if row.ttft_load is None else f"{row.ttft_load:.0f}",
     )

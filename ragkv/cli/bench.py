@@ -103,7 +103,7 @@ def quality(
     from ragkv.bench.quality import NO_CONTEXT, QualityParams, ask_all
     from ragkv.bench.record import RunRecord
     from ragkv.bench.stored import disk
-    from ragkv.bench.table import by_set, markdown, rows
+    from ragkv.bench.table import by_set, markdown, markdown_by_set, rows
     from ragkv.engine.open_model import load_model
     from ragkv.engine.registry import METHOD_NAMES
     from ragkv.retrieval import make_embedder
@@ -128,15 +128,17 @@ def quality(
         title += f", {settings.store_body} bodies"
     out().print(title)
     _show_quality(result)
+    names = [Path(each.name.rpartition(":")[0]).stem if longbench else kind for each in asked]
+    by_name = by_set(outcomes, names)
     if table is not None:
-        table.write_text(f"{title}\n\n{markdown(result)}", encoding="utf-8")
+        shown = markdown_by_set(by_name) if len(by_name) > 1 else markdown(result)
+        table.write_text(f"{title}\n\n{shown}", encoding="utf-8")
     if plot is not None:
         draw(result, title, plot)
     if html is not None:
         from ragkv.bench.page import page
 
-        names = [Path(each.name.rpartition(":")[0]).stem if longbench else kind for each in asked]
-        html.write_text(page(title, by_set(outcomes, names)), encoding="utf-8")
+        html.write_text(page(title, by_name), encoding="utf-8")
     return 0
 
 
@@ -167,24 +169,27 @@ def _show_quality(result: Sequence[Row]) -> None:
         "Δ f1 (95%)",
         "pgr",
         "recall",
+        "by layer",
         "middle",
         "sequence",
         "recompute",
+        "kv mib",
         "load",
         "ttft ms",
         "with load",
     )
     wide = max(16, *(len(row.method) for row in result))
-    widths = (7, 7, 22, 7, 8, 8, 10, 11, 7, 9, 11)
+    widths = (7, 7, 22, 7, 8, 10, 8, 10, 11, 9, 7, 9, 11)
     heads = "".join(f"{name:>{width}}" for name, width in zip(columns, widths, strict=True))
     console.print(f"{'method':<{wide}}{heads}", style="bold")
     for row in result:
         delta = "–"
         if row.delta is not None and row.low is not None and row.high is not None:
             delta = f"{100 * row.delta:+.1f} ({100 * row.low:+.1f} … {100 * row.high:+.1f})"
-        shares = (row.pgr, row.recall, row.middle, row.sequence, row.recompute, row.load)
+        shares = (row.pgr, row.recall, row.layer_recall, row.middle, row.sequence, row.recompute)
         cells = [f"{row.em:.3f}", f"{row.f1:.3f}", delta]
         cells += ["–" if share is None else f"{share:.3f}" for share in shares]
+        cells += [f"{row.kv / 2**20:.1f}", "–" if row.load is None else f"{row.load:.3f}"]
         cells += [f"{row.ttft:.1f}", "–" if row.ttft_load is None else f"{row.ttft_load:.1f}"]
         line = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         console.print(f"{row.method:<{wide}}{line}")

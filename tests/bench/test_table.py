@@ -8,14 +8,16 @@ from ragkv.bench.plot import check_plot, plot
 from ragkv.bench.quality import QualityFigures, QualityOutcome
 from ragkv.bench.score import interval
 from ragkv.bench.sets import SetQuestion
-from ragkv.bench.table import markdown, rows
+from ragkv.bench.table import by_set, markdown, markdown_by_set, rows
 from ragkv.errors import InputError
 
 ASKED = SetQuestion("?", ("x",), "one")
 
 
 def outcome(method, number, f1, ttft=10.0, **changes):
-    figures = QualityFigures(float(f1 == 1), f1, 1.0, 0.1, 0.5, 0.2, 1.0, 1000.0, ttft, 20.0, 0.4)
+    figures = QualityFigures(
+        float(f1 == 1), f1, 1.0, 0.1, 0.5, 0.2, 1.0, 3 * 2.0**20, ttft, 20.0, 0.4, layer_recall=0.75
+    )
     return QualityOutcome(ASKED, method, "x", replace(figures, **changes), (0, number))
 
 
@@ -54,8 +56,29 @@ def test_markdown_tells_what_was_not_measured():
     table = rows([outcome("full", 0, 1.0), outcome("scout", 0, 1.0, ttft_load=None, load=None)])
     lines = markdown(table).splitlines()
     assert len(lines) == 4
-    assert lines[2] == "| `full` | 100.0 | 100.0 | +0.0 (+0.0 … +0.0) | – | 100.0 | 50.0 | 20.0 | 40.0 | 10 | 20 |"
+    assert (
+        lines[2]
+        == "| `full` | 100.0 | 100.0 | +0.0 (+0.0 … +0.0) | – | 100.0 | 75.0 | 50.0 | 20.0 | 3.0 | 40.0 | 10 | 20 |"
+    )
     assert lines[3].endswith("| – | 10 | – |")
+
+
+def test_recall_by_layer_is_that_of_the_outcomes_that_have_it():
+    told = [outcome("scout", 0, 1.0), outcome("scout", 1, 1.0, layer_recall=0.25)]
+    assert rows(told)[0].layer_recall == 0.5
+    assert rows([*told, outcome("scout", 2, 1.0, layer_recall=None)])[0].layer_recall == 0.5
+    assert rows([outcome("scout", 2, 1.0, layer_recall=None)])[0].layer_recall is None
+
+
+def test_each_set_of_questions_has_a_table_of_its_own():
+    asked = [
+        outcome("full", 0, 1.0),
+        replace(outcome("full", 0, 0.5), at=(1, 0)),
+        replace(outcome("full", 0, 0.0), at=(2, 0)),
+    ]
+    text = markdown_by_set(by_set(asked, ["a", "b", "b"]))
+    assert [line for line in text.splitlines() if line.startswith("##")] == ["## a: 1 questions", "## b: 2 questions"]
+    assert [line.split(" | ")[2] for line in text.splitlines() if line.startswith("| `full`")] == ["100.0", "25.0"]
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
