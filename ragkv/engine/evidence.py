@@ -79,14 +79,9 @@ class KnownChunk:
 
     @property
     def bytes(self) -> int:
-        """Memory, about."""
-        offsets = self.searched.offsets
-        return (
-            self.bounds.nbytes
-            + self.vectors.nbytes
-            + len(self.searched.text)
-            + (0 if offsets is None else offsets.nbytes)
-        )
+        """Memory, about: the text counts twice, because chunks are known by theirs."""
+        offsets = 0 if self.searched.offsets is None else self.searched.offsets.nbytes
+        return self.bounds.nbytes + self.vectors.nbytes + 2 * len(self.searched.text) + offsets
 
 
 class EvidenceFinder:

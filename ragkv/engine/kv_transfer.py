@@ -31,7 +31,7 @@ GROWTH, MOST = 4, 2**26
 """Each launch has so many times the bytes of the one before, up to `MOST`: the bus takes a millisecond for them. A
 layer is computed more slowly than what a question keeps of it is copied, so the model does not wait again."""
 LAUNCHES = 8
-"""Launches of a transfer of which the most have more bytes, about."""
+"""A transfer of more than so many times `MOST` bytes has about so many launches, each of more bytes than `MOST`."""
 
 THREADS = 4
 """Chunks that are fetched from the store at the same time."""

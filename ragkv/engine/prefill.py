@@ -153,9 +153,7 @@ class Prefiller:
 
     def _rotated_means(self, k: Tensor) -> Tensor:
         """Average keys [L, n, Hkv, d] by block, rotated to their positions in the chunk."""
-        at = torch.arange(k.shape[1])
-        turned = [rotate(rows, self.model.rotary(at, layer).to(k.device)) for layer, rows in enumerate(k)]
-        return block_means(torch.stack(turned), self.model.profile.block)
+        return block_means(self.model.turned(k, torch.arange(k.shape[1])), self.model.profile.block)
 
     def _compared(self, layer: int, q: Tensor) -> Tensor:
         """Return queries [T, Hq, d] of a layer as digests have them: 0 where stored keys are not the layer's heads."""

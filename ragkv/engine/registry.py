@@ -9,19 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
-
-import torch
-from torch import Tensor
 
 from ragkv.engine.crossover import MEASURED, AutoDecode, AutoPrefill, KeyTier
 from ragkv.engine.spec import fields_of, parse
 from ragkv.errors import InputError, NotCalibrated
-from ragkv.kernels.attention import index_to_device
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import Profile
-from ragkv.model.rotary import rotate
 from ragkv.recompute.base import Method
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.chance import Chance
@@ -102,20 +96,9 @@ def _samkv(update: str) -> Callable[[DecoderModel], dict[str, Any]]:
     def given(model: DecoderModel) -> dict[str, Any]:
         p = model.profile
         ends = {"initial": p.initial, "local": p.local, "means": p.key_means}
-        return {**READING, **ends, "layers": p.stable_layers, "update": update, "rotate": partial(_rotate_at, model)}
+        return {**READING, **ends, "layers": p.stable_layers, "update": update, "rotate": model.turned}
 
     return given
-
-
-def _rotate_at(model: DecoderModel, x: Tensor, positions: Tensor) -> Tensor:
-    """Apply the RoPE of each layer to x [L, T, heads, d] at positions [T], layers that turn alike together."""
-    tables, rotations = model.rotary_tables(int(positions.max()) + 1), [kind.rotation for kind in model.kinds]
-    at, turned = index_to_device(positions, x.device), torch.empty_like(x)
-    for number in dict.fromkeys(rotations):
-        layers = [layer for layer, rotation in enumerate(rotations) if rotation == number]
-        table = tables[number, model.devices[layers[0]]].to(x.device)[at]
-        turned[layers] = rotate(x[layers], table)
-    return turned
 
 
 def _scout(model: DecoderModel) -> dict[str, Any]:

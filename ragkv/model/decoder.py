@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ragkv.errors import ModelUnsupported
+from ragkv.kernels.attention import index_to_device
 from ragkv.kernels.packed_products import pack_products, supports_packing
 from ragkv.model.agreement import TOLERANCE, centred, relative_error
 from ragkv.model.checkpoint import load_checkpoint
@@ -34,7 +35,7 @@ from ragkv.model.placement import layer_devices, move_inputs
 from ragkv.model.profile import Profile, default_profile
 from ragkv.model.prompt import Prompt
 from ragkv.model.recurrence import StateForm, States, state_form
-from ragkv.model.rotary import Rotary, rotary_name
+from ragkv.model.rotary import Rotary, rotary_name, rotate
 from ragkv.model.source import ModelSource
 from ragkv.model.supported import architecture_of, check_supported, is_wired
 
@@ -104,7 +105,7 @@ class DecoderModel:
         self.stop_ids = _stop_ids(weights, tokenizer)
         self.max_positions: int = config.max_position_embeddings
         self.fused = self._fuse()
-        self._turned, self._tables = 0, dict[tuple[int, torch.device], Rotary]()
+        self._tables: dict[tuple[int, torch.device], Rotary] = {}
         self.states = StateForm()
         if not self.wired:
             self._check_layers()
@@ -248,15 +249,26 @@ class DecoderModel:
 
         Every question asks for them, so they are computed once, of twice as many positions each time they grow.
         """
-        if self._turned < end:
-            self._turned = 1 << (end - 1).bit_length()
+        tables = self._tables
+        if not tables or next(iter(tables.values())).cos.shape[0] < end:
             numbers = [kind.rotation for kind in self.kinds]
             with torch.inference_mode(False):  # callers are inside and outside of it
-                at = torch.arange(self._turned)
+                at = torch.arange(1 << (end - 1).bit_length())
                 made = {number: self.rotary(at, numbers.index(number)) for number in dict.fromkeys(numbers)}
                 pairs = dict.fromkeys(zip(numbers, self.devices, strict=True))
-                self._tables = {(number, device): made[number].to(device) for number, device in pairs}
-        return {key: table.before(end) for key, table in self._tables.items()}
+                tables = {(number, device): made[number].to(device) for number, device in pairs}
+            self._tables = tables
+        return {key: table.before(end) for key, table in tables.items()}
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Apply the RoPE of each layer to x [L, T, heads, d] at positions [T], layers that turn alike together."""
+        tables, rotations = self.rotary_tables(int(positions.max()) + 1), [kind.rotation for kind in self.kinds]
+        at, turned = index_to_device(positions, x.device), torch.empty_like(x)
+        for number in dict.fromkeys(rotations):
+            layers = [layer for layer, rotation in enumerate(rotations) if rotation == number]
+            table = tables[number, self.devices[layers[0]]].to(x.device)[at]
+            turned[layers] = rotate(x[layers], table)
+        return turned
 
     def states_of(self, tensors: Sequence[Tensor]) -> States:
         """Return stored tensors (`StateForm.flat`) as states, where the layers compute."""

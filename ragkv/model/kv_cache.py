@@ -73,8 +73,9 @@ class ContextCache:
         self.states: States | None = None
         self._pending: list[PendingCopy | None] = [None] * shape.layers
         self._addresses: NDArray[np.int64] | None = None
-        for layer in filter(sizes.__getitem__, range(shape.layers)):
-            self._resize(layer, sizes[layer])
+        for layer, size in enumerate(sizes):
+            if size:
+                self._resize(layer, size)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: its tensors have other addresses."""
@@ -287,7 +288,8 @@ class ContextCache:
         self.lengths = [min(new, old) for new, old in zip(lengths, self.lengths, strict=True)]
 
     def _grow(self, layer: int, rows: int) -> None:
-        self._resize(layer, max(rows, 2 * self._k[layer].shape[0]))  # twofold, so that appending rows rarely copies
+        """Grow at least twofold, so that appending single rows rarely copies."""
+        self._resize(layer, max(rows, 2 * self._k[layer].shape[0]))
 
     def _resize(self, layer: int, rows: int) -> None:
         self.wait_ready(layer)

@@ -184,7 +184,11 @@ class AllChunks:
     """A method of the papers: all retrieved chunks join the context, and the model alone decides what is read."""
 
     chunks = 0
-    evidence: tuple[Kind, ...] = ()
+
+    @property
+    def evidence(self) -> tuple[Kind, ...]:
+        """The kinds of evidence that the method asks of pieces: none."""
+        return ()
 
     def screen(self, found: Sequence[BlockEvidence]) -> tuple[int, ...]:
         """Return all chunks. See `Method.screen`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +59,28 @@ def evidence_logits(found: Sequence[BlockEvidence], kinds: Sequence[Kind]) -> Te
         if kind in scores:
             logits += WEIGHTS[kind] * standardised(scores[kind])
     return logits
+
+
+class EvidencePiece(Protocol):
+    """A chunk as a method sees it (`Piece`): its blocks, and what speaks for them; None where nothing is known."""
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def evidence(self) -> BlockEvidence | None: ...
+
+
+def piece_logits(pieces: Sequence[EvidencePiece], kinds: Sequence[Kind]) -> Tensor:
+    """Join the evidence of pieces.
+
+    Returns:
+        Logits [sum of B] float32; 0 for all where a piece has no evidence, such as a chunk of an earlier turn.
+    """
+    found = [piece.evidence for piece in pieces if piece.evidence is not None]
+    if len(found) < len(pieces):
+        return torch.zeros(sum(piece.blocks for piece in pieces))
+    return evidence_logits(found, kinds)
 
 
 def inverse_frequencies(present: Tensor) -> Tensor:

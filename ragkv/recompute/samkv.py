@@ -41,7 +41,7 @@ from ragkv.recompute.base import (
     require_between,
 )
 from ragkv.recompute.compared import Rotate, compared_vectors
-from ragkv.recompute.evidence import WITHOUT_PASS, Kind, evidence_logits
+from ragkv.recompute.evidence import WITHOUT_PASS, Kind, piece_logits
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class SamKV(AllChunks):
             raise ValueError("compare=before needs keys before RoPE, and the profile has key_means=rotated")
 
     @property
-    def evidence(self) -> tuple[Kind, ...]:  # type: ignore[override]
+    def evidence(self) -> tuple[Kind, ...]:
         """The kinds of evidence that pieces need."""
         return WITHOUT_PASS if self.choose == "evidence" else ()
 
@@ -157,7 +157,7 @@ class SamKV(AllChunks):
     @staticmethod
     def _by_evidence(pieces: Sequence[Piece], layers: int) -> list[list[list[float]]]:
         """Return scout's logits of the blocks [chunk][layer][block], the same in every layer."""
-        logits = evidence_logits([piece.evidence for piece in pieces if piece.evidence is not None], WITHOUT_PASS)
+        logits = piece_logits(pieces, WITHOUT_PASS)
         return [[chunk.tolist()] * layers for chunk in logits.split([piece.blocks for piece in pieces])]
 
     def _budget(self, piece: Piece, q_hat: Tensor, mean_keys: Tensor, scores: Tensor) -> int:

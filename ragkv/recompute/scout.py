@@ -36,7 +36,7 @@ from torch import Tensor
 from ragkv.kernels.attention import index_to_device
 from ragkv.recompute.base import Blocks, Piece, Plan, inexact_tokens, require_between
 from ragkv.recompute.digest import retrieval_pairs
-from ragkv.recompute.evidence import WEIGHTS, WITHOUT_PASS, BlockEvidence, Kind, evidence_logits
+from ragkv.recompute.evidence import WEIGHTS, WITHOUT_PASS, BlockEvidence, Kind, evidence_logits, piece_logits
 from ragkv.recompute.samkv import fuse
 
 TAIL = 64
@@ -119,7 +119,7 @@ class Scout:
         alone = self.evidence == (ATTENTION,) or any(piece.evidence is None for piece in pieces)
         if alone or not (self.asks and self.look):
             return ((),) * len(pieces)
-        return self.look_at(_sizes(pieces), self._logits(pieces))
+        return self.look_at(_sizes(pieces), piece_logits(pieces, self.evidence))
 
     def look_at(self, sizes: Sequence[int], logits: Tensor) -> tuple[Blocks, ...]:
         """Return the blocks over which the question is asked. What a look reads is kept: half of a budget.
@@ -140,7 +140,7 @@ class Scout:
 
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Select the same blocks for all layers. See `Method.plan`."""
-        logits = self._logits(pieces)
+        logits = piece_logits(pieces, self.evidence)
         if self.asks:
             shares = self.block_shares(pieces, queries).to(logits)
             logits = logits + WEIGHTS[ATTENTION] * (shares * len(shares)).clamp_min(1e-6).log()
@@ -156,13 +156,6 @@ class Scout:
             one_pass=True,
             promised=promised(sizes, logits, kept),
         )
-
-    def _logits(self, pieces: Sequence[Piece]) -> Tensor:
-        """Join the evidence that needs no pass: logits [sum of B] on the CPU, 0 where a chunk has no evidence."""
-        found = [piece.evidence for piece in pieces if piece.evidence is not None]
-        if len(found) < len(pieces):
-            return torch.zeros(sum(piece.blocks for piece in pieces))
-        return evidence_logits(found, self.evidence)
 
     def block_shares(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Tensor:
         """Compute the share of the retrieval heads' attention on each block [sum of B]. They sum to 1."""

@@ -246,6 +246,8 @@ def test_evidence_ranks_blocks_at_the_budgets_of_the_query():
     assert all(set(layer[1]) >= {5, 7, 8} for layer in kept)
     sizes = [sum(map(len, layer)) for layer in replace(method, choose="query").plan(chunks, queries()).kept]
     assert [sum(map(len, layer)) for layer in kept] == sizes
+    told[0] = chunks[0]  # of an earlier turn: nothing is known of it, and the question is still answered
+    assert [sum(map(len, layer)) for layer in method.plan(told, queries()).kept] == sizes
 
 
 def test_shared_selections_are_those_of_the_stable_layers():

@@ -129,9 +129,8 @@ class KVPool:
 
     def serves(self, params: Psa) -> bool:
         """Whether requests with this policy can join: they share block, micro, group, bound and layers."""
-        if params.bound != "least":
-            return False
-        shared = params.block == self.size and StopRule(params.micro, params.group == "mean") == self.rule
+        same = params.block == self.size and params.bound == "least"
+        shared = same and StopRule(params.micro, params.group == "mean") == self.rule
         return shared and not params.dense and params.reach == "kept" and params.sinks <= self._sinks
 
     def working_set(self, cache: ContextCache, params: Psa) -> int:
