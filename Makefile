@@ -23,7 +23,7 @@ LOCK   := .venv-lock
 BIN    := $(VENV)/bin
 PLAIN  := $(VENV)/.plain
 READY  := $(VENV)/.ready
-SOURCES := ragkv api ingest tools
+SOURCES := ragkv api ingest benchmarks tools
 
 # What `make lock` locks: the torch that is tested, and the oldest transformers that is supported, with the hub client of
 # its time.
@@ -48,7 +48,7 @@ CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_mode
 
 # `make test-oldest` leaves these out. They import no transformers (tests/test_architecture.py), or reach it only through
 # the engine, whose tests run. tests/test_readme_path.py runs as well; it covers the whole program.
-UNTOUCHED := tests/kernels tests/store tests/sparse tests/catalog tests/metrics tests/admin tests/bench/test_sets.py \
+UNTOUCHED := tests/kernels tests/store tests/sparse tests/catalog tests/metrics tests/admin tests/benchmarks/test_natural.py \
              tests/test_packaging.py tests/test_architecture.py tests/test_mutants.py tests/test_docs.py \
              tests/test_vocabulary.py tests/api tests/client tests/ingest tests/cli/test_cli.py tests/cli/test_mcp.py \
              tests/test_program.py tests/test_shutdown.py
@@ -89,7 +89,7 @@ test-oldest: $(OLDEST)/.ready redis curl ## the tests that touch transformers, w
 lint: $(READY) ## ruff, ruff format, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy ragkv tools # `ragkv/api` and `ragkv/ingest` are links
+	$(BIN)/mypy ragkv benchmarks tools # `ragkv/api` and `ragkv/ingest` are links
 
 bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode ingest store kernels dialogues stages scale serve retrieval"
 	for name in $(BENCH); do $(BIN)/ragkv bench $$name $(ARGS); done

@@ -17,6 +17,7 @@ import pytest
 import typer
 from pydantic import SecretStr
 
+from benchmarks.commands import bench as benchmarks
 from ragkv import __version__
 from ragkv.cli import app
 from ragkv.config import Settings
@@ -91,6 +92,8 @@ def command_options(group: Any = None, name: str = "") -> dict[str, set[str]]:
     found: dict[str, set[str]] = {name: {"--help", "--version"}}
     for word, command in group.commands.items():
         full = f"{name} {word}".strip()
+        if full == "bench":  # hands its arguments on
+            command = typer.main.get_command(benchmarks)
         if hasattr(command, "commands"):
             found |= command_options(command, full)
         else:

@@ -23,7 +23,7 @@ from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 
 import ragkv
-from ragkv.cli.bench import bench
+from benchmarks.commands import bench
 from tools.locked import Pin, canonical, read_pins
 from tools.sbom import required
 
@@ -92,6 +92,15 @@ def test_the_wheel_has_the_version_the_licence_and_the_command(wheel: zipfile.Zi
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
     assert b"SmolLM2" in wheel.read(f"{info}/licenses/NOTICE")
     assert "ragkv = ragkv.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+
+
+def test_a_wheel_says_where_the_benchmarks_are(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    command = [sys.executable, "-m", "ragkv.cli", "bench", "ttft", "--chunks", "4"]
+    alone = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ragkv: benchmarks are not part of the package; in a checkout of ragkv run `make bench`\n"
 
 
 def test_a_wheel_outside_the_checkout_finds_its_bundled_models(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
@@ -267,7 +276,7 @@ def test_what_messages_say_to_install_can_be_installed() -> None:
     extras = PROJECT["optional-dependencies"]
     known = {*PROJECT["dependencies"], *(line for name in extras if name != "dev" for line in extras[name])}
     told = {}
-    for path in (each for room in ("ragkv", "api", "ingest") for each in (ROOT / room).rglob("*.py")):
+    for path in (each for room in ("ragkv", "api", "ingest", "benchmarks") for each in (ROOT / room).rglob("*.py")):
         for command in re.findall(r"pip install(?:[ \"\n]+'[^']+')+", path.read_text()):
             told[path.name] = re.findall(r"'([^']+)'", command)
     assert {"plot.py", "placement.py", "tune.py", "app.py", "gguf.py"} <= told.keys()

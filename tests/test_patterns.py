@@ -22,7 +22,7 @@ from tests.growth import seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("ragkv", "api", "ingest")
-MEASUREMENTS = {("ragkv", "tune"), ("ragkv", "bench")}
+MEASUREMENTS = {("ragkv", "tune"), ("ragkv", "evaluation")}
 """They run on a developer's own texts."""
 CALLS = {"match", "fullmatch", "search", "findall", "finditer", "split", "sub", "subn"}
 COMMON = (

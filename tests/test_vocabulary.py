@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.syntax import syntax_trees
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("ragkv", "api", "ingest", "tools", "tests")
+FOLDERS = ("ragkv", "api", "ingest", "benchmarks", "tools", "tests")
 
 CLASSES = {
     *("Talk", "Conversation", "Conversations", "Memory", "Begun", "Wanted", "Run", "Speech", "Spoken", "Way", "Watch"),
@@ -52,7 +52,7 @@ PUBLIC = {
         for file in ("asynchronous", "synchronous", "calls")
         for name in ("forget", "follow")
     ),
-    ("ragkv/bench/decode_pool.py", "way"),
+    ("benchmarks/decode_pool.py", "way"),
 }
 """Names that users see, and that stay: a resource and two methods of the Python client, a field of a bench's JSON."""
 

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import torch
 
-from ragkv.bench import decode_pool, decode_speed, kernels, stitched, ttft_table
-from ragkv.bench.decode_pool import PoolParams
-from ragkv.bench.decode_speed import SpeedParams
-from ragkv.bench.grid import titled
-from ragkv.bench.kernels import KernelParams
-from ragkv.bench.shapes import find_shape, random_model, random_tokens
-from ragkv.bench.stitched import StitchedParams
-from ragkv.bench.ttft_shape import ShapeParams, ttft_shape
+from benchmarks import decode_pool, decode_speed, kernels, stitched, ttft_table
+from benchmarks.decode_pool import PoolParams
+from benchmarks.decode_speed import SpeedParams
+from benchmarks.grid import titled
+from benchmarks.kernels import KernelParams
+from benchmarks.shapes import find_shape, random_model, random_tokens
+from benchmarks.stitched import StitchedParams
+from benchmarks.ttft_shape import ShapeParams, ttft_shape
 from ragkv.engine.registry import make_decode_policy
 from ragkv.model.decoder import DecoderModel
 

@@ -1,4 +1,4 @@
-"""How sparse the attention of a model is: the measurement behind the table in `ragkv/bench/shapes.py`."""
+"""How sparse the attention of a model is: the measurement behind the table in `benchmarks/shapes.py`."""
 
 from __future__ import annotations
 

@@ -19,11 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ragkv.bench.fitted import fitted
-from ragkv.bench.score import exact_match
-from ragkv.bench.sets import needle_sets
-from ragkv.bench.shapes import random_model, random_tokens
-from ragkv.bench.tiered import TieredBenchStore, tiered_bench_store
+from benchmarks.fitted import fitted
+from benchmarks.shapes import random_model, random_tokens
+from benchmarks.tiered import TieredBenchStore, tiered_bench_store
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.decoding import decode_step, generate
 from ragkv.engine.generation import Sampling
@@ -32,6 +30,8 @@ from ragkv.engine.paging import page_context
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import make_method
+from ragkv.evaluation.score import exact_match
+from ragkv.evaluation.sets import needle_sets
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.block_tables import BlockPoolMemory
 from ragkv.model.execution.graph_decode import GraphDecoder

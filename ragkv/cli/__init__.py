@@ -3,7 +3,7 @@
     ingest.py     ingest                       documents.py  ls, rm, reindex
     folder_sync.py  ingest --watch              ask.py     ask
     doctor*.py    doctor                       service.py serve, demo
-    store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
+    store.py      gc, backup, restore          bench.py    bench, in a checkout
     key.py        key                          top.py     top
     tune.py       tune                         show.py    show
     search.py     search                       calibrate.py  calibrate
@@ -67,7 +67,11 @@ app.command("key")(key)
 app.command("demo")(demo)
 app.command("calibrate")(calibrate)
 app.command("tune")(tune)
-app.add_typer(bench, name="bench")
+app.command(
+    "bench",
+    add_help_option=False,  # `ragkv bench --help` and `ragkv bench ttft --help` are the benchmarks' own
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)(bench)
 
 
 def _version(show: bool) -> None:

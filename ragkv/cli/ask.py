@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_type_hints
 
 import typer
 
-from ragkv.bench.score import exact_match, f1
 from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, fail, opened, out, printable, settings_from
 from ragkv.errors import InputError, NotFound, RagkvError
+from ragkv.evaluation.score import exact_match, f1
 from ragkv.report import NOT_HELD, describe_confidence
 from ragkv.types import AskOptions
 

@@ -14,9 +14,9 @@ from ragkv.cli.ask import FileQuestion, read_questions
 from ragkv.cli.common import Collection, Data, Device, Model, Store, opened, out, progress, settings_from, tell
 
 if TYPE_CHECKING:
-    from ragkv.bench.confidence import Reliability
     from ragkv.config import Settings
     from ragkv.engine.calibration import CalibrationSet
+    from ragkv.evaluation.confidence import Reliability
     from ragkv.model.decoder import DecoderModel
 
 REACHES = (4, 8, 16)
@@ -74,11 +74,11 @@ def calibrate(
 
 def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None, within: float) -> int:
     """Find heads with generated questions, or with questions about documents, and save the profile."""
-    from ragkv.bench.agreement import measure_agreement, question_sets, with_agreement
-    from ragkv.bench.evidence import set_evidence
     from ragkv.engine.calibration import CalibrationParams, needle_sets
     from ragkv.engine.calibration import calibrate as measure
     from ragkv.engine.open_model import load_model
+    from ragkv.evaluation.agreement import measure_agreement, question_sets, with_agreement
+    from ragkv.evaluation.evidence import set_evidence
     from ragkv.retrieval import make_embedder
 
     loaded = load_model(settings, tell)
@@ -137,9 +137,9 @@ def _document_sets(settings: Settings, model: DecoderModel, documents: Sequence[
 
 def _calibrate_confidence(settings: Settings, asked: Sequence[tuple[str, FileQuestion]], top_k: int | None) -> int:
     """Ask (collection, question) pairs, fit the coefficients and save them into the profile of the data folder."""
-    from ragkv.bench.confidence import JudgedAnswer, fit, out_of_fold, reliability
-    from ragkv.bench.score import exact_match
     from ragkv.errors import InputError
+    from ragkv.evaluation.confidence import JudgedAnswer, fit, out_of_fold, reliability
+    from ragkv.evaluation.score import exact_match
     from ragkv.types import AskOptions
 
     if not asked:

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ragkv.bench.score import exact_match, f1
 from ragkv.cli.common import tell
 from ragkv.cli.samples import samples_folder
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.registry import FULL
+from ragkv.evaluation.score import exact_match, f1
 from ragkv.ingest.loader import load
 from ragkv.ingest.pipeline import ingest
 from ragkv.report import Report

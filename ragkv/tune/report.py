@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any, Literal
 
-from ragkv.bench.evidence import packaged_evidence
-from ragkv.bench.quality import QualityParams, ask_all
-from ragkv.bench.score import f1
-from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.engine.registry import FULL
+from ragkv.evaluation.evidence import packaged_evidence
+from ragkv.evaluation.quality import QualityParams, ask_all
+from ragkv.evaluation.score import f1
+from ragkv.evaluation.sets import QuestionSet, SetQuestion
 from ragkv.model.decoder import DecoderModel
 from ragkv.tune.contexts import Source
 

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ragkv.bench.evidence import packaged_evidence
-from ragkv.bench.quality import ask_all
-from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.engine.calibration import NeedleSetParams, calibrate, needle_sets
 from ragkv.engine.registry import FULL
 from ragkv.errors import InputError, ModelUnsupported
+from ragkv.evaluation.evidence import packaged_evidence
+from ragkv.evaluation.quality import ask_all
+from ragkv.evaluation.sets import QuestionSet, SetQuestion
 from ragkv.model.checkpoint import LoadedCheckpoint, load_checkpoint
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import Profile, load_profile

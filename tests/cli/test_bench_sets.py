@@ -7,8 +7,8 @@ import json
 import pytest
 import typer
 
+from benchmarks.commands.sets import SetOptions, named_sets
 from ragkv.cli import run
-from ragkv.cli.bench_sets import SetOptions, named_sets
 
 
 def write(path, questions):

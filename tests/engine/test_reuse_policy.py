@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.bench.fitted import fitted
-from ragkv.bench.shapes import random_model, random_tokens
+from benchmarks.fitted import fitted
+from benchmarks.shapes import random_model, random_tokens
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import CostModel, LinearCost, QuadraticCost
 from ragkv.engine.memory_source import InMemoryChunk

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ragkv.bench.shapes import SHAPES, random_model, random_tokens
+from benchmarks.shapes import SHAPES, random_model, random_tokens
 from ragkv.engine.decoding import decode
 from ragkv.engine.generation import Sampling
 from ragkv.engine.kv_transfer import make_kv_transfer

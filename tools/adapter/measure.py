@@ -19,12 +19,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragkv.bench.evidence import packaged_evidence
-from ragkv.bench.plot import check_plot
-from ragkv.bench.quality import NO_CONTEXT, QualityOutcome, QualityParams, ask_all, check_fits
-from ragkv.bench.score import interval
-from ragkv.bench.sets import QuestionSet, natural_sets, pages
+from benchmarks.natural import natural_sets, pages
+from benchmarks.plot import check_plot
 from ragkv.errors import InputError
+from ragkv.evaluation.evidence import packaged_evidence
+from ragkv.evaluation.quality import NO_CONTEXT, QualityOutcome, QualityParams, ask_all, check_fits
+from ragkv.evaluation.score import interval
+from ragkv.evaluation.sets import QuestionSet
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.source import ModelSource
 
@@ -123,7 +124,7 @@ def question_sets(name: str, model: DecoderModel) -> list[QuestionSet]:
         return natural_sets(int(chunks))
     if kind == "dev":
         return natural_sets(int(chunks), folder=DEVELOPMENT)
-    from ragkv.bench.longbench import longbench_sets
+    from benchmarks.longbench import longbench_sets
     from ragkv.ingest.chunker import split
     from ragkv.types import Document
 

@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from ragkv.bench.evidence import packaged_evidence
-from ragkv.bench.quality import QualityOutcome, QualityParams, ask_all
-from ragkv.bench.sets import NATURAL, GoldSpan, QuestionSet, SetQuestion, natural_sets
+from benchmarks.natural import NATURAL, natural_sets
+from ragkv.evaluation.evidence import packaged_evidence
+from ragkv.evaluation.quality import QualityOutcome, QualityParams, ask_all
+from ragkv.evaluation.sets import GoldSpan, QuestionSet, SetQuestion
 from ragkv.model.decoder import DecoderModel
 from tools.demo_model.bank import load
 from tools.demo_model.recipe import BUNDLED

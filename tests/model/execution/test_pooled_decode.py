@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from ragkv.bench.staged import StagedDecoder
+from benchmarks.staged import StagedDecoder
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PoolCounts, PooledDecoder
 from ragkv.model.kv_cache import ContextCache

@@ -1,0 +1,206 @@
+"""Cost of a token in a whole model, by context length and number of requests that decode together.
+
+The context is prefilled once and copied for every request. Each request prefills a question of `question` tokens, which
+its policy's state observes, and then decodes `steps` tokens. One forward pass per step decodes all requests. Stop
+tokens do not stop. The time between tokens is that of a step, the same for every request of the batch. The times are
+cache-ready: they include no prefill and no store. The dense rows are the model's own loop over torch's fused attention.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import abc
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from benchmarks.decode import Named, now
+from benchmarks.grid import TextGrid, number
+from benchmarks.prefill import Tokens
+from ragkv.engine.decoding import decode_step
+from ragkv.engine.generation import Sampling, Sequence
+from ragkv.engine.registry import DENSE
+from ragkv.errors import InputError
+from ragkv.evaluation.quality import Progress
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import append
+from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver, decode_state
+
+RECORDED = "dense, recorded"
+
+
+@dataclass(frozen=True)
+class SpeedParams:
+    """What is measured.
+
+    Attributes:
+        lengths: keys of the contexts, question included.
+        batches: numbers of requests that decode together.
+        steps: timed steps, after `warmup` untimed ones. Every decoder takes them twice.
+        question: tokens that the policies' states observe first.
+    """
+
+    lengths: tuple[int, ...]
+    batches: tuple[int, ...] = (1,)
+    steps: int = 32
+    warmup: int = 3
+    question: int = 24
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """One decoder at one length and batch.
+
+    Attributes:
+        rate: tokens per second of all requests.
+        p50: median milliseconds between two tokens of a request.
+        p99: likewise, the 99th percentile.
+        ratio: rate / rate of dense decoding at the same length and batch.
+        read: keys read / keys present.
+        kv: bytes of K and V that one token of one request reads, over all layers.
+    """
+
+    length: int
+    batch: int
+    policy: str
+    rate: float
+    p50: float
+    p99: float
+    ratio: float
+    read: float
+    kv: float
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A context that is prefilled, and all of its tokens, the question's included."""
+
+    model: DecoderModel
+    params: SpeedParams
+    context: ContextCache
+    tokens: abc.Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """How tokens are decoded: name, policy (None: dense), and the graph decoder if dense steps are recorded."""
+
+    name: str
+    policy: DecodePolicy | None = None
+    graph_decoder: GraphDecoder | None = None
+
+
+@torch.inference_mode()
+def measure(
+    model: DecoderModel, params: SpeedParams, policies: abc.Sequence[Named], progress: Progress, tokens: Tokens
+) -> list[SpeedRow]:
+    """Measure dense decoding and every policy, at every length and batch.
+
+    On a GPU for which steps can be recorded (graph_decode.py), dense decoding is measured with recorded steps too.
+
+    Raises:
+        InputError: a length is too long for the model, or not longer than the question.
+    """
+    p, found = params, list[SpeedRow]()
+    longest = max(p.lengths) + p.warmup + p.steps
+    if min(p.lengths) <= p.question or longest > model.max_positions:
+        raise InputError(
+            f"{longest} tokens of context and answer; {model.name} reads {model.max_positions}, and a context has more "
+            f"than the {p.question} of its question"
+        )
+    graph_decoder = make_graph_decoder(model)
+    decoders = [_Decoder(DENSE), *([_Decoder(RECORDED, graph_decoder=graph_decoder)] if graph_decoder else [])]
+    decoders += [_Decoder(name, policy, graph_decoder) for name, policy in policies]
+    total, done = 2 * len(p.lengths) * len(p.batches) * len(decoders), 0
+    for length in p.lengths:
+        given = list(tokens(model, length))
+        context = ContextCache(model.shape, length - p.question, model.dtype, model.devices)
+        model.forward([append(context, given[: -p.question], 0)])
+        case = _Case(model, p, context, given)
+        for batch in p.batches:
+            samples = {decoder.name: _Samples() for decoder in decoders}
+            for decoder in (*decoders, *reversed(decoders)):  # twice, because clocks and neighbours drift
+                _decode(case, batch, decoder, samples[decoder.name])
+                done += 1
+                progress("decode", done, total)
+            rate = samples[DENSE].rate(batch)
+            found += [_row(case, batch, name, each, rate) for name, each in samples.items()]
+    return found
+
+
+@dataclass
+class _Samples:
+    """Of one decoder: milliseconds of every timed step, keys read and keys present."""
+
+    times: list[float] = field(default_factory=list)
+    read: int = 0
+    present: int = 0
+
+    def rate(self, batch: int) -> float:
+        """Return the tokens per second of all requests."""
+        return 1000 * batch / statistics.fmean(self.times)
+
+
+def _decode(case: _Case, batch: int, decoder: _Decoder, samples: _Samples) -> None:
+    """Time the steps of new requests."""
+    model, params, policy = case.model, case.params, decoder.policy
+    states = [decode_state(policy, len(case.tokens)) for _ in range(batch)]
+    sequences = [_prefill(case, state) for state in states]
+    for step in range(params.warmup + params.steps):
+        start = now(model.device.type)
+        for sequence in sequences:
+            sequence.sample(frozenset())
+        decode_step(model, sequences, decoder.graph_decoder)
+        if step >= params.warmup:
+            samples.times.append(1000 * (now(model.device.type) - start))
+        fault = next((each.fault for each in sequences if each.fault is not None), None)
+        if fault is not None:
+            raise fault
+    samples.present += sum(state.keys_present for state in states if state is not None)
+    samples.read += sum(state.keys_read for state in states if state is not None)
+
+
+def _row(case: _Case, batch: int, name: str, samples: _Samples, dense: float) -> SpeedRow:
+    """dense: rate of dense decoding."""
+    params, length, shape = case.params, len(case.tokens), case.model.shape
+    rate, read = samples.rate(batch), samples.read / samples.present if samples.present else 1.0
+    keys = length + params.warmup + (params.steps + 1) / 2
+    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * case.model.dtype.itemsize
+    p50, p99 = np.percentile(samples.times, (50, 99))
+    return SpeedRow(length, batch, name, rate, float(p50), float(p99), rate / dense, read, read * keys * row)
+
+
+def _prefill(case: _Case, state: DecodeState | None) -> Sequence:
+    """Copy the context for one request and prefill its question."""
+    model, params, context, tokens = case.model, case.params, case.context, case.tokens
+    room = params.question + params.warmup + params.steps
+    start = len(tokens) - params.question
+    cache = ContextCache(model.shape, start + room, model.dtype, model.devices)
+    for layer in range(model.shape.layers):
+        cache.put(layer, context.k(layer), context.v(layer), context.positions(layer))
+    attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.query_rows)
+    logits = model.forward([append(cache, tokens[start:], start, outputs=rows, attention=attention)])[0][-1]
+    return Sequence(cache, logits, len(tokens), Sampling(params.warmup + params.steps + 1), state)
+
+
+def grid(rows: abc.Sequence[SpeedRow]) -> TextGrid:
+    """Times in ms, shares in percent."""
+    heads = ("context", "requests", "decode", "tokens/s", "× dense", "TBT p50", "p99", "keys read", "KV MiB a token")
+    cells = [
+        (
+            str(row.length),
+            str(row.batch),
+            row.policy,
+            number(row.rate, ".1f"),
+            number(row.ratio, ".2f"),
+            number(row.p50, ".1f"),
+            number(row.p99, ".1f"),
+            number(row.read, ".1f", 100),
+            number(row.kv, ".1f", 2**-20),
+        )
+        for row in rows
+    ]
+    return TextGrid(heads, tuple(cells), words=3)

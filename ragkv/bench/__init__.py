@@ -1,1 +1,0 @@
-"""Measurements through the real parts: time to first token, answers of every method."""

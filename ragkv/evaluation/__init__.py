@@ -1,0 +1,1 @@
+"""Asking questions with known answers: what `ask --expect`, `demo`, `calibrate` and `tune` measure with."""
