@@ -139,7 +139,7 @@ class QualityParams:
         done: outcomes of an earlier run, which are not asked for again.
         keep: called with each new outcome.
         policies: names among the methods that mean full prefill under a policy.
-        evidence: finds evidence in the chunks of a set (bench/evidence.py); without it no method has any.
+        evidence: finds evidence in the chunks of a set (evidence.py); without it no method has any.
     """
 
     max_tokens: int = 24

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from benchmarks.page import frontier, page
 from ragkv.evaluation.table import by_set, rows
-from tests.benchmarks.test_table import outcome
+from tests.evaluation.test_table import outcome
 
 
 def test_each_set_has_its_own_rows_and_differences() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import agreement
 from ragkv.engine.calibration import CalibrationQuestion, CalibrationSet
 from ragkv.engine.needles import make_needles
+from ragkv.evaluation import agreement
 from ragkv.evaluation.agreement import CANDIDATES, Agreement, measure_agreement, question_sets, with_agreement
 from ragkv.evaluation.evidence import set_evidence
 from ragkv.evaluation.quality import ask_all
