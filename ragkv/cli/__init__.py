@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import gc as garbage
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -41,34 +41,48 @@ OBJECTS_BEFORE_COLLECTION = 10_000
 """How many objects are made before the garbage collector looks for cycles. With Python's 700 it looks hundreds of times
 while the libraries are imported, and finds next to nothing."""
 
+COMMANDS: dict[str, dict[Callable[..., object], str]] = {
+    "Everyday": {
+        ingest: "Read documents, so that questions can be asked about them.",
+        ask: "Answer a question from the documents.",
+        search: "Find passages, by words and by meaning.",
+        ls: "List the documents.",
+        show: "Show a document, with its text or its chunks.",
+        rm: "Remove a document.",
+        demo: "Ingest samples, ask questions and compare the methods.",
+    },
+    "Service": {
+        serve: "Serve the HTTP API and the dashboard.",
+        mcp: "Serve an MCP client over standard input and output.",
+        doctor: "Check settings, model, stores and index, or a service.",
+        top: "Watch a service: hits, ratios, times, rates.",
+        key: "Make an API key for a tenant.",
+    },
+    "Maintenance": {
+        reindex: "Embed again, and read again for another model.",
+        gc: "Remove stored KV that is no longer needed.",
+        backup: "Write catalogue, profiles and KV to one file.",
+        restore: "Make a data folder from a backup.",
+        calibrate: "Measure the model, and let it find evidence.",
+        tune: "Teach a model to read stored chunks.",
+    },
+}
+"""The commands as `ragkv --help` groups them, each with a line that fits into 80 columns."""
+
 app = typer.Typer(
     name="ragkv",
     help="Answers questions from your documents; reads every document once and reuses what the model computed.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("ingest")(ingest)
-app.command("ask")(ask)
-app.command("search")(search)
-app.command("ls")(ls)
-app.command("show")(show)
-app.command("rm")(rm)
-app.command("reindex")(reindex)
-app.command("doctor")(doctor)
-app.command("gc")(gc)
-app.command("backup")(backup)
-app.command("restore")(restore)
-app.command("serve")(serve)
-app.command("mcp")(mcp)
-app.command("top")(top)
-app.command("key")(key)
-app.command("demo")(demo)
-app.command("calibrate")(calibrate)
-app.command("tune")(tune)
+for panel, commands in COMMANDS.items():
+    for command, summary in commands.items():
+        app.command(command.__name__, short_help=summary, rich_help_panel=panel)(command)
 app.command(
     "bench",
+    short_help="Measure on this machine; needs a checkout.",
+    rich_help_panel="Maintenance",
     add_help_option=False,  # `ragkv bench --help` and `ragkv bench ttft --help` are the benchmarks' own
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
 )(bench)

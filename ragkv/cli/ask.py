@@ -22,8 +22,13 @@ from ragkv.types import AskOptions
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
+    from ragkv.passages import Citation
     from ragkv.report import Answer, Report
     from ragkv.types import Filter, Scalar
+
+
+SENTENCE = 300
+"""Characters that are shown of the sentence in which an answer stands."""
 
 
 @dataclass(frozen=True)
@@ -293,16 +298,38 @@ def _show(answer: Answer, with_question: bool) -> None:
     console.print(Text(printable(answer.answer) or "(no answer)", style="bold"))
     if answer.report.held == 0 and not answer.report.abstained:
         console.print(Text(f"  {NOT_HELD}", style="yellow"))
-    for number, citation in enumerate(answer.citations, 1):
+    cited = list(enumerate(answer.citations, 1))
+    holding = [(number, citation) for number, citation in cited if citation.marks]
+    for number, citation in holding:
         title = printable(citation.title or citation.document_id)
-        console.print(
-            Text.assemble(
-                (f"  [{number}] ", "cyan"), title, (f"  {printable(citation.chunk_id)}  {citation.score:.3f}", "dim")
-            )
-        )
+        console.print(Text.assemble((f"  [{number}] ", "cyan"), title, (f"  {place_of(citation)}", "dim")))
+        console.print(Text(f"      {sentence_of(citation)}"))
+    others = [
+        f"[{number}] {printable(each.document_id)}" for number, each in enumerate(answer.citations, 1) if not each.marks
+    ]
+    if others:
+        console.print(Text(f"  {'also ' if holding else ''}read: {', '.join(others)}", style="dim"))
     console.print(Text(f"  {footer(answer)}", style="dim"))
     if with_question:
         console.print()
+
+
+def place_of(citation: Citation) -> str:
+    """Say where a passage stands: its document, and its page or heading."""
+    heading = citation.heading if citation.heading != citation.title else None
+    place = f"page {citation.page}" if citation.page is not None else heading
+    return printable(", ".join(filter(None, (citation.document_id, place))))
+
+
+def sentence_of(citation: Citation) -> str:
+    """Return the sentence in which the answer stands, on one line and cut around the answer where it is long."""
+    mark, origin = citation.marks[0], citation.start or 0
+    start, end = mark.sentence_start - origin, mark.sentence_end - origin
+    if end - start > SENTENCE:
+        start = max(start, (mark.start + mark.end - SENTENCE) // 2 - origin)
+    shown = printable(" ".join(citation.text[max(0, start) : start + SENTENCE][: end - start].split()))
+    left, right = start > mark.sentence_start - origin, start + SENTENCE < end
+    return f"{'…' * left}{shown}{'…' * right}"
 
 
 def footer(answer: Answer) -> str:

@@ -9,7 +9,8 @@ from contextlib import ExitStack, redirect_stdout
 from typing import TYPE_CHECKING
 
 from ragkv.cli.common import err, fail, progress, tell
-from ragkv.cli.documents import IngestOutput, allowance, document_ids
+from ragkv.cli.documents import allowance, document_ids
+from ragkv.cli.ingest_output import IngestOutput
 
 if TYPE_CHECKING:
     from ragkv.config import Settings

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -24,7 +21,6 @@ from ragkv.cli.common import (
     Store,
     Url,
     err,
-    fail,
     moment,
     opened,
     out,
@@ -32,16 +28,14 @@ from ragkv.cli.common import (
     progress,
     settings_from,
 )
-from ragkv.errors import InputError, without_password
+from ragkv.errors import without_password
 
 if TYPE_CHECKING:
     from ragkv.catalog import Catalog, DocumentInfo
     from ragkv.client import RemoteDocument
     from ragkv.config import Settings
-    from ragkv.engine.engine import Engine
-    from ragkv.ingest.document_ids import DocumentIds, Rejected
+    from ragkv.ingest.document_ids import DocumentIds
     from ragkv.ingest.sandbox import Allowance
-    from ragkv.types import Document
 
 
 def ls(
@@ -131,102 +125,6 @@ def allowance(settings: Settings) -> Allowance:
     return allowance_of(settings.part(IngestSettings))
 
 
-class IngestOutput:
-    """What an ingest prints: a line for each document on stdout, and the sums on stderr at the end.
-
-    As JSON it is an object for each document, refused ones included, and at last one with the sums.
-    """
-
-    def __init__(self, as_json: bool = False):
-        """Choose the form."""
-        self._json, self._console, self._started = as_json, out(), time.monotonic()
-        self._console.file = self._file = sys.stdout  # `ingest_bulk` puts standard error in its place
-        self._counts: Counter[str] = Counter()
-
-    def show(self, document_id: str, status: str, chunks: int, tokens: int, warnings: Sequence[str] = ()) -> None:
-        """Print what became of a document, and what its reader warns of."""
-        self._counts[status] += 1
-        for warning in warnings:
-            fail(f"{document_id}: {warning}", 0)
-        if self._json:
-            done = {"document_id": document_id, "status": status, "chunks": chunks, "tokens": tokens}
-            self._print(done | ({"warnings": list(warnings)} if warnings else {}))
-        else:
-            size = f"{chunks} chunk{'s' * (chunks != 1)}, {tokens} tokens"
-            self._console.print(f"{status:<9}  {printable(document_id)}  ({size})")
-
-    def refuse(self, error: Exception | str, document_id: str = "") -> None:
-        """Print why a document is refused."""
-        self._counts["failed"] += 1
-        fail(error, 1)
-        if self._json:
-            self._print({"document_id": document_id or None, "status": "failed", "error": str(error)})
-
-    def end(self, workers: int, encoded: int) -> int:
-        """Print the sums. Returns the exit code.
-
-        Args:
-            workers: Processes that encoded.
-            encoded: Chunks that they encoded. Those that the store had already do not count.
-        """
-        if self._json:
-            sums = {status: self._counts[status] for status in ("added", "replaced", "unchanged", "failed")}
-            seconds = round(time.monotonic() - self._started, 3)
-            self._print({**sums, "encoded_chunks": encoded, "workers": workers, "seconds": seconds})
-        err().print(", ".join(f"{count} {status}" for status, count in self._sorted()), style="dim")
-        return 1 if self._counts["failed"] else 0
-
-    @property
-    def done(self) -> int:
-        """Documents so far."""
-        return self._counts.total()
-
-    def _sorted(self) -> list[tuple[str, int]]:
-        return sorted(self._counts.items(), key=lambda each: (each[0] == "failed", each[0]))
-
-    def _print(self, content: dict[str, Any]) -> None:
-        typer.echo(json.dumps(content, ensure_ascii=False), file=self._file)
-
-
-def ingest_all_items(engine: Engine, items: Iterable[Document | Rejected], output: IngestOutput) -> int:
-    """Ingest in order. A bad document is reported and the others continue. Returns the exit code."""
-    from ragkv.ingest.groups import ingest_all
-
-    before = engine.chunks.encoded
-    with progress() as report:
-        for document, outcome in ingest_all(
-            engine, _documents(items, output), functools.partial(_report_progress, report, "")
-        ):
-            if isinstance(outcome, InputError):
-                output.refuse(outcome, document.id)
-            else:
-                warnings = reader_warnings(document.metadata)
-                output.show(document.id, outcome.status, outcome.chunks, outcome.tokens, warnings)
-    engine.retriever.save()
-    return output.end(1, engine.chunks.encoded - before)
-
-
-def reader_warnings(metadata: Mapping[str, Any]) -> list[str]:
-    """Return what the reader of a file found worth telling, a line each. metadata: of its document."""
-    if not metadata.get("format"):  # what a sender calls so is not the reader's
-        return []
-    encoding = metadata.get("encoding")
-    told = [f"read as {encoding}, because it is not UTF-8; save it as UTF-8 if letters are wrong"] if encoding else []
-    found = metadata.get("warnings")
-    return [*told, *map(str, found if isinstance(found, list) else [])]
-
-
-def _documents(items: Iterable[Document | Rejected], output: IngestOutput) -> Iterator[Document]:
-    """Yield the documents. Print why the others are refused."""
-    from ragkv.types import Document
-
-    for item in items:
-        if isinstance(item, Document):
-            yield item
-        else:
-            output.refuse(item.error)
-
-
 def _report_progress(report: Progress, document_id: str, stage: str, done: int, total: int) -> None:
     report(f"{stage:<6} {document_id[-40:]}", done, total)
 
@@ -259,6 +157,8 @@ def document_ids(settings: Settings, collection: str) -> Iterator[DocumentIds]:
         yield DocumentIds(catalog, collection)
 
 
+LEAST_TITLE = 6
+"""Columns of a terminal that a title keeps where ids are long."""
 _COLUMNS = ("id", "title", "chunks", "tokens", "collection")
 _LONG = ("bytes", "version", "created", "updated")
 _FIELDS = (*_COLUMNS, *_LONG, "metadata", "source")
@@ -280,11 +180,17 @@ def _list(found: Iterable[DocumentInfo | RemoteDocument], long: bool) -> None:
             typer.echo("\t".join(" ".join(cell.split()) for cell in row))  # rich would widen the tabs
         return
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD)
-    for name in columns:
+    widest = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
+    room = console.width - sum(widest) - 3 * len(columns) - 1  # three blanks a column
+    for name, width in zip(columns, widest, strict=True):
+        if name == "title":  # gives way to the others
+            table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=max(LEAST_TITLE, width + min(0, room)))
+            continue
         number = name in ("chunks", "tokens", "bytes", "version")
         table.add_column(name, overflow="fold", justify="right" if number else "left")
     for row in rows:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ragkv.cli import remote
 from ragkv.cli.common import err, fail, opened, out, printable
-from ragkv.cli.documents import IngestOutput, allowance, ingest_all_items
+from ragkv.cli.documents import allowance
+from ragkv.cli.ingest_output import IngestOutput, ingest_all_items
 from ragkv.errors import Busy, InputError, NotFound, Refused, StoreError, Unreachable
 
 if TYPE_CHECKING:

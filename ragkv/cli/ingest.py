@@ -12,8 +12,9 @@ import typer
 
 from ragkv.cli import remote
 from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, err, fail, opened, printable, settings_from
-from ragkv.cli.documents import IngestOutput, allowance, ingest_all_items
+from ragkv.cli.documents import allowance
 from ragkv.cli.folder_sync import sync_folders
+from ragkv.cli.ingest_output import IngestOutput, Workload, ingest_all_items
 
 if TYPE_CHECKING:
     from ragkv.ingest.document_ids import Rejected
@@ -56,7 +57,7 @@ def ingest(
 
     check_locations(paths)
     _tell_skipped(paths_among(paths))
-    output = IngestOutput(as_json)
+    output, workload = IngestOutput(as_json), Workload.of(paths_among(paths))
     if ray:
         from ragkv.cli.bulk_ingest import ingest_bulk
 
@@ -73,7 +74,7 @@ def ingest(
         return output.end(0, 0) if output.done else fail(f"nothing to ingest in {', '.join(paths)}", 1)
     with opened(settings, asks=False) as engine:
         first = ids.look_up(engine.catalog, first)
-        return ingest_all_items(engine, itertools.chain([first], items), output)
+        return ingest_all_items(engine, itertools.chain([first], items), output, workload)
 
 
 def _tell_skipped(paths: Sequence[Path]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ragkv.cli import run
-from ragkv.cli.ask import Printer, footer
+from ragkv.cli.ask import SENTENCE, Printer, footer, sentence_of
 from ragkv.engine.service_rules import rule_report
+from ragkv.passages import Citation, Mark
 from ragkv.report import NOT_HELD, Answer
 from ragkv.timing import StepTimer
 
@@ -42,3 +43,40 @@ def test_a_greeting_is_answered_without_any_documents(tmp_path: Path, capsys: py
     assert "There are no documents yet." in " ".join(printed.split())
     assert "answered by a rule (greeting)" in printed
     assert run(["ask", "Who built the harbour?", "--data", str(tmp_path)]) == 1
+
+
+def cited(text: str, answer: str, start: int = 0) -> Citation:
+    """A passage that is all one sentence, `start` characters behind the beginning of its document."""
+    at = start + text.index(answer)
+    mark = Mark(at, at + len(answer), start, start + len(text))
+    return Citation(
+        "notes/tarn.md", "notes/tarn.md#2", "Tarn", 0.033, heading="Harbour", start=start, text=text, marks=(mark,)
+    )
+
+
+def test_an_answer_shows_the_passage_that_holds_it_and_names_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    other = Citation("notes/mell.md", "notes/mell.md#0", "Mell", 0.031, text="The bridge of Mell is green.")
+    holding = cited("The harbour was built in 1889\nby Ada Brook.", "Ada Brook", 700)
+    Printer(as_json=False, several=False).answer(replace(answered(), citations=(other, holding)))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:4] == [
+        "  [2] Tarn  notes/tarn.md, Harbour",
+        "      The harbour was built in 1889 by Ada Brook.",
+        "  also read: [1] notes/mell.md",
+    ]
+    assert "0.03" not in "".join(lines[:4]), "a rank score says nothing to a reader"
+
+
+def test_without_a_passage_that_holds_it_what_was_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    read = replace(cited("The harbour is old.", "old"), marks=())
+    Printer(as_json=False, several=False).answer(replace(answered(), citations=(read,)))
+    assert "  read: [1] notes/tarn.md" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("before", [0, 200, 2000])
+def test_a_long_sentence_is_cut_around_the_answer(before: int) -> None:
+    text = "so " * (before // 3) + "by Ada Brook " + "and on " * 300
+    shown = sentence_of(cited(text, "Ada Brook", 50))
+    assert "Ada Brook" in shown
+    assert len(shown) <= SENTENCE + 2
+    assert (shown.startswith("…"), shown.endswith("…")) == (before > SENTENCE // 2, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from ragkv import config
 from ragkv.catalog import Catalog
-from ragkv.cli import run
+from ragkv.cli import app, run
 from ragkv.ingest.jobs import Jobs
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import Document
@@ -701,7 +703,7 @@ def test_the_doctor_shows_no_secret_and_finds_nothing_of_another_ones(
 
 IMPORTED = """
 import sys
-from ragkv.cli import run
+from ragkv.cli import app, run
 code = run(sys.argv[1:])
 heavy = {"torch", "transformers", "faiss", "fastapi", "sentence_transformers", "redis"} & set(sys.modules)
 print(code, sorted(heavy), file=sys.stderr)
@@ -741,12 +743,13 @@ def test_a_reader_that_closes_the_pipe_is_no_traceback(data: Path, tmp_path: Pat
     assert "Traceback" not in err
 
 
-def test_on_a_terminal_there_is_a_table(data: Path) -> None:
+def on_a_terminal(columns: int, *words: str) -> str:
+    """What a command shows on a terminal of so many columns."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "ragkv.cli", "ls", "--data", str(data)],
+        [sys.executable, "-m", "ragkv.cli", *words],
         cwd=ROOT,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
         stdout=theirs,
         stderr=subprocess.PIPE,
     )
@@ -760,8 +763,40 @@ def test_on_a_terminal_there_is_a_table(data: Path) -> None:
     os.close(ours)
     process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "collection" in shown.decode()
-    assert "─" in shown.decode()
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+
+
+def test_on_a_terminal_there_is_a_table(data: Path) -> None:
+    shown = on_a_terminal(100, "ls", "--data", str(data))
+    assert "collection" in shown
+    assert "─" in shown
+
+
+def test_a_narrow_table_cuts_titles_and_no_ids(ragkv: Program, tmp_path: Path) -> None:
+    title, id = "A title that is much longer than a terminal has room for", "folder/with-a-rather-long-name.md"
+    (tmp_path / "one.jsonl").write_text(json.dumps({"id": id, "title": title, "text": "text"}), encoding="utf-8")
+    assert ragkv("ingest", tmp_path / "one.jsonl", "--data", with_records(tmp_path)).code == 0
+    shown = on_a_terminal(80, "ls", "--data", str(tmp_path))
+    assert id in shown
+    assert title not in shown
+    assert "A title" in shown
+
+
+def test_help_is_grouped_and_every_command_fits_on_a_line_of_80_columns() -> None:
+    shown = on_a_terminal(80, "--help")
+    for panel in ("Everyday", "Service", "Maintenance"):
+        assert f"╭─ {panel} ─" in shown
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    rows = [line for line in shown.splitlines() if re.match(r"│ [a-z]+ {2,}[A-Z].*\.\s+│", line)]
+    assert sorted(line.split()[1] for line in rows) == sorted(commands)
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("ragkv in", ["ingest"]), ("ragkv re", ["reindex", "restore"])])
+def test_a_shell_completes_commands(typed: str, offered: list[str]) -> None:
+    asked = {"_RAGKV_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": "1"}
+    command = [sys.executable, "-m", "ragkv.cli"]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, offered)
 
 
 def test_the_service_serves_and_sigterm_ends_it_with_exit_0(data: Path, tmp_path: Path) -> None:
