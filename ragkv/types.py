@@ -182,6 +182,7 @@ class AskOptions:
         history: Earlier (question, answer), in order, that come with the question; no conversation keeps them.
         instructions: Text that stands before the first question of the prompt, like a chat's system message.
         beginning: The answer begins with this text, and the model goes on from there.
+        answer_schema: A JSON schema. The answer is JSON that follows it; None answers in words.
         abstain_below: An answer whose confidence is lower becomes `unknown`; None never does that.
         speculation: Draft tokens of the answer from its prompt and verify several in a pass; None uses the setting.
     """
@@ -203,6 +204,7 @@ class AskOptions:
     history: Sequence[tuple[str, str]] = ()
     instructions: str = ""
     beginning: str = ""
+    answer_schema: Mapping[str, Any] | None = None
     abstain_below: float | None = None
     speculation: bool | None = None
 

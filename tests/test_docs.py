@@ -89,7 +89,7 @@ PAGES = [
 def command_options(group: Any = None, name: str = "") -> dict[str, set[str]]:
     """Map every command of the program, such as `bench quality`, to its options."""
     group = group or typer.main.get_command(app)
-    found: dict[str, set[str]] = {name: {"--help", "--version"}}
+    found: dict[str, set[str]] = {name: {"--help", "--version", "--install-completion", "--show-completion"}}
     for word, command in group.commands.items():
         full = f"{name} {word}".strip()
         if full == "bench":  # hands its arguments on

@@ -105,8 +105,11 @@ def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str
     if temperature < MIN_TEMPERATURE or chat.top_p == 0:
         temperature = 0.0
     stop = (chat.stop,) if isinstance(chat.stop, str) else (chat.stop or ())
+    options = chat.ragkv.options(collection)
+    structure = chat.response_format.answer_schema if chat.response_format else None
     return replace(
-        chat.ragkv.options(collection),
+        options,
+        answer_schema=structure or options.answer_schema,
         history=turns.history,
         instructions=turns.instructions,
         beginning=turns.beginning.rstrip(),

@@ -211,7 +211,7 @@ class EngineThread:
             Busy: The queue is full.
             Stopping: The service is shutting down.
         """
-        if rule_of(question, self.profile.extractive):
+        if options.answer_schema is None and rule_of(question, self.profile.extractive):
             return self.submit(partial(_answer_by_rule, question, options, channel), tenant=tenant)
         delivery = Delivery(self._records, Future(), tenant, channel, origin)
         self._enqueue(Request(question, options, delivery, tenant, deadline), delivery.future)

@@ -216,6 +216,9 @@ class AnswerChoices(Body):
         float | None,
         Field(gt=0, le=86_400, description="Seconds the answer may take. The limit of the service applies as well."),
     ] = None
+    answer_schema: Annotated[
+        dict[str, Any] | None, Field(description="JSON schema. The answer is JSON that follows it.")
+    ] = None
     abstain_below: Annotated[
         float | None,
         Field(ge=0, le=1, description="Answer `unknown` where the confidence is lower. It needs a measured model."),

@@ -7,7 +7,7 @@ All other unknown parameters are ignored, as OpenAI's own servers do.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,7 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
 from ragkv.api.schemas.common import DESCRIBED, AnswerChoices, check_storable
@@ -71,12 +72,35 @@ class StreamOptions(BaseModel):
     """Add a last chunk with `usage` and no choices."""
 
 
-class PlainText(BaseModel):
-    """The only supported response format."""
+class JsonSchema(BaseModel):
+    """A schema with the name that the client gives it."""
 
     model_config = LENIENT
 
-    type: Annotated[Literal["text"], _only("text")]
+    name: Annotated[str, Field(max_length=64)] = ""
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+
+
+class ResponseFormat(BaseModel):
+    """What an answer looks like: words, any JSON object, or JSON that follows a schema."""
+
+    model_config = LENIENT
+
+    type: Annotated[Literal["text", "json_object", "json_schema"], _only("text, json_object and json_schema")]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _with_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is missing")
+        return self
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The schema that the answer follows; None for words."""
+        if self.type == "json_schema" and self.json_schema is not None:
+            return self.json_schema.schema_
+        return {"type": "object"} if self.type == "json_object" else None
 
 
 class Extension(AnswerChoices):
@@ -110,7 +134,7 @@ class Chat(BaseModel):
     tool_choice: Annotated[Literal["none", "auto"] | None, _only("none and auto")] = None
     functions: Annotated[list[Any] | None, Field(max_length=MAX_TOOLS)] = None
     function_call: Annotated[Literal["none", "auto"] | None, _only("none and auto")] = None
-    response_format: PlainText | None = None
+    response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]] | None, Field(max_length=1), _only("text")] = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None

@@ -117,6 +117,9 @@ def ask(
         str | None, typer.Option(help="Continue the conversation of this name, or start it.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option("--schema", help="Answer with JSON that follows the JSON schema in this file.")
+    ] = None,
     abstain_below: Annotated[
         float | None, typer.Option(min=0, max=1, help="Answer `unknown` where the confidence is lower.")
     ] = None,
@@ -143,6 +146,7 @@ def ask(
     _check_names(method, prefill, decode)
     options = AskOptions(
         *(collection, conversation, top_k, parse_filter(filters or []), method, prefill, decode, max_tokens),
+        answer_schema=read_schema(schema) if schema is not None else None,
         abstain_below=abstain_below,
         speculation=speculation,
     )
@@ -171,7 +175,7 @@ def _answerer(
     else:
         from ragkv.engine.service_rules import rule_of
 
-        if not all(rule_of(each.question, True) for each in questions):
+        if options.answer_schema is not None or not all(rule_of(each.question, True) for each in questions):
             _check_documents(settings, options.collection)
         with opened(settings) as engine:
             yield lambda question: engine.answer(question, options)
@@ -249,6 +253,19 @@ def _answer_all(ask: Callable[[str], Answer], questions: Sequence[FileQuestion],
     if score.questions:
         printer.summary(score)
     return code
+
+
+def read_schema(path: Path) -> dict[str, Any]:
+    """Return the JSON schema of a file. Raises InputError."""
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error})") from None
+    if not isinstance(schema, dict):
+        raise InputError(f"{path}: a JSON schema is an object")
+    return schema
 
 
 def read_questions(path: Path) -> Iterator[FileQuestion]:

@@ -26,6 +26,7 @@ class AnswerOptions(TypedDict, total=False):
         max_tokens: Largest number of tokens of the answer.
         filter: Search only documents whose metadata matches.
         deadline_s: Seconds after which the question expires.
+        answer_schema: JSON schema; the answer is JSON that follows it.
         abstain_below: The answer becomes `unknown` where its confidence is lower, 0 to 1.
         speculation: Whether tokens of the answer are drafted from its prompt.
     """
@@ -37,6 +38,7 @@ class AnswerOptions(TypedDict, total=False):
     max_tokens: int | None
     filter: Filter | None
     deadline_s: float | None
+    answer_schema: dict[str, Any] | None
     abstain_below: float | None
     speculation: bool | None
 

@@ -259,7 +259,7 @@ class Engine:
         """Answer a question about the service itself; None for any other. No conversation keeps it."""
         extractive = self.model.profile.extractive
         rule = rule_of(question, extractive)
-        if not rule:
+        if not rule or options.answer_schema is not None:
             return None
         timer = StepTimer()
         text = answer_of(rule, extractive, self.catalog, options)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ragkv.engine.drafting import Drafter
 from ragkv.engine.logits import RowLogits, StepLogits
+from ragkv.engine.structured import GrammarDrafter, Guide
 from ragkv.model.execution.block_tables import PagedContext
 from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.model.kv_cache import ContextCache
@@ -34,6 +36,7 @@ class Sampling:
         frequency_penalty: The same, as many times as the answer has the token.
         stop: Strings that end the answer. They are not part of it.
         seed: Seed of the sampler.
+        schema: JSON schema that the answer follows; None for words.
     """
 
     max_tokens: int = 64
@@ -43,12 +46,14 @@ class Sampling:
     frequency_penalty: float = 0.0
     stop: abc.Sequence[str] = ()
     seed: int = 0
+    schema: abc.Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, options: AskOptions, max_tokens: int, stop: abc.Sequence[str]) -> Sampling:
         """Return what the options of a question say, with a longest length and strings that end the answer."""
-        same = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
-        return cls(max_tokens, stop=stop, **{name: getattr(options, name) for name in same})
+        names = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
+        same = {name: getattr(options, name) for name in names}
+        return cls(max_tokens, stop=stop, schema=options.answer_schema, **same)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,9 @@ class Completion:
     unknown_log_probability: float = 0.0
 
 
-def sample(row: RowLogits, said: abc.Sequence[int], sampling: Sampling, generator: torch.Generator) -> int:
+def sample(
+    row: RowLogits, said: abc.Sequence[int], sampling: Sampling, generator: torch.Generator, guide: Guide | None = None
+) -> int:
     """Return one token id.
 
     Args:
@@ -82,11 +89,15 @@ def sample(row: RowLogits, said: abc.Sequence[int], sampling: Sampling, generato
         said: Tokens before it in the answer.
         sampling: How it is chosen.
         generator: What its chance comes from.
+        guide: Which tokens may be chosen; None allows all.
     """
+    if guide is not None and (forced := guide.forced(1)):
+        return forced[0]
     penalised = bool(said) and (sampling.presence_penalty or sampling.frequency_penalty)
-    if sampling.temperature <= 0 and not penalised:
+    if sampling.temperature <= 0 and not penalised and (guide is None or guide.allows(row)):
         return row.best
     logits = row.logits.float().cpu()
+    logits = logits if guide is None else guide.masked(logits)
     if penalised:
         ids, counts = torch.tensor(said).unique(return_counts=True)
         logits = logits.index_add(0, ids, -sampling.presence_penalty - sampling.frequency_penalty * counts)
@@ -111,6 +122,7 @@ class Sequence:
             read them.
         drafter: Drafts tokens, which the passes verify; None gives every pass one row. Set it before the first pass,
             and only where neither `attention` nor `pooled` decodes the sequence: both decode a token a pass.
+        guide: Which tokens may come next; None allows all.
         draft: Tokens with rows in the cache that are not verified yet.
         ready: The next token can be sampled; otherwise a pass must come first.
         tokens: Token ids so far, without a stop token.
@@ -142,7 +154,8 @@ class Sequence:
             pooled: Decodes the sequence over the pool of KV blocks, in place of `attention`.
         """
         self.cache, self.sampling, self.attention, self.pooled = cache, sampling, attention, pooled
-        self.drafter: Drafter | None = None
+        self.drafter: Drafter | GrammarDrafter | None = None
+        self.guide: Guide | None = None
         self.paged: PagedContext | None = None
         self.draft: tuple[int, ...] = ()
         self.tokens: list[int] = []
@@ -193,12 +206,15 @@ class Sequence:
         if self.finished:
             return None
         self.ready = False
-        token = sample(self._logits, self.tokens, self.sampling, self._generator)
+        token = sample(self._logits, self.tokens, self.sampling, self._generator, self.guide)
         self._unscored.append((self._logits, token))
         if token in stop_ids:
             self.stopped = True
             return None
         self.tokens.append(token)
+        if self.guide is not None:
+            self.guide.accept(token)
+            self.stopped = self.guide.complete
         if self._should_stop is not None and self._should_stop(self.tokens):
             self.stopped = True
         self._verify(token)

@@ -32,6 +32,7 @@ from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
+from ragkv.engine.structured import Grammars, values_of
 from ragkv.engine.whole_values import whole_value
 from ragkv.errors import InputError, NotCalibrated, NotFound, Outdated
 from ragkv.model.decoder import DecoderModel
@@ -70,7 +71,7 @@ class Questions:
 
     def __init__(self, engine: QuestionEngine):
         """Answer from what an engine owns."""
-        self._engine = engine
+        self._engine, self._grammars = engine, Grammars(engine.model)
 
     def passes(self, request: Request) -> Passes[Request]:
         """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""
@@ -101,11 +102,13 @@ class Questions:
             raise Outdated
         completion = request.detokenizer.complete(request.sequence)
         text = completion.text.strip()
-        if self._engine.model.profile.extractive and completion.stopped:
+        structured = request.sampling.schema is not None
+        if self._engine.model.profile.extractive and completion.stopped and not structured:
             text = whole_value(text, request.read, [hit.chunk.text for hit in request.hits])
-        citations = cite(request.hits, text, request.read)
+        held = values_of(text) if structured else text
+        citations = cite(request.hits, held, request.read)
         report = build_report(self._engine.model, request, completion)
-        report = self._judged(request, completion, report, text=text, citations=citations)
+        report = self._judged(request, completion, report, text=held, citations=citations)
         if report.abstained:
             text, citations = UNKNOWN, ()
         asked = (request.question, request.question_tokens)
@@ -117,17 +120,12 @@ class Questions:
         return Answer(request.question, text, citations, report)
 
     def _judged(
-        self,
-        request: Request,
-        completion: Completion,
-        report: Report,
-        *,
-        text: str,
-        citations: abc.Sequence[Citation],
+        self, request: Request, completion: Completion, report: Report, *, text: str, citations: abc.Sequence[Citation]
     ) -> Report:
         """Return the report with the confidence of the answer, and whether it is withheld."""
         report = replace(report, held=held_of(text, citations))
-        if not completion.log_probabilities or not request.hits:
+        # The names of fields are certain and their first values a surprise: what confidence was fitted on has neither.
+        if not completion.log_probabilities or not request.hits or request.sampling.schema is not None:
             return report
         evidence = evidence_of(
             completion.log_probabilities,
@@ -159,6 +157,8 @@ class Questions:
         if request.reuse_refused:
             request.method = MethodChoice(FULL, None)
         max_tokens, stop = options.max_tokens or settings.max_tokens, (*options.stop, *profile.stop)
+        if options.answer_schema is not None:
+            max_tokens, stop = self._grammars.limits(options, settings.max_tokens)
         engine.sessions.check(options.conversation, request.method)
         request.earlier = self._earlier_turns(options)
         request.read = resolved(question, request.earlier[0]) if profile.extractive else question
@@ -278,6 +278,7 @@ class Questions:
             pooled,
         )
         request.sequence.other = self._engine.model.prompt.answer(UNKNOWN)[0]
+        request.sequence.guide = self._grammars.guide(request.sampling.schema, request.sampling.max_tokens)
         request.sequence.drafter = make_drafter(self._engine.model, request)
         self._page(request)
         return request

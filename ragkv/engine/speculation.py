@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ragkv.engine.drafting import Drafter
 from ragkv.engine.request import Request
+from ragkv.engine.structured import GrammarDrafter
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Plan
 from ragkv.report import SpeculationReport
@@ -18,8 +19,10 @@ POOL = "the pool of KV blocks decodes one token a step"
 STATES = "the model's layers with a state decode one token a step"
 
 
-def make_drafter(model: DecoderModel, request: Request) -> Drafter | None:
+def make_drafter(model: DecoderModel, request: Request) -> Drafter | GrammarDrafter | None:
     """Return what drafts the answer of a request that is prefilled; None where nothing may be drafted."""
+    if request.sequence.guide is not None:  # whatever is forced is right
+        return None if _why_none(request) else GrammarDrafter(request.sequence.guide)
     if not request.speculation or _why_none(request):
         return None
     hits, plan, block = request.session.hits, request.context.plan, model.profile.block

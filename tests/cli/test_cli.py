@@ -551,6 +551,29 @@ def test_a_bad_question_file_names_the_line(ragkv: Program, tmp_path: Path, cont
     assert words in done.err
 
 
+def test_a_schema_gives_an_answer_that_follows_it(ragkv: Program, data: Path, tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"builder": {"type": "string"}}, "required": ["builder"]}
+    schema["additionalProperties"] = False
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    done = ragkv("ask", QUESTION, "--schema", tmp_path / "schema.json", "--data", data)
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out.splitlines()[0]).keys() == {"builder"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("{", "not JSON"), ("[]", "a JSON schema is an object"), (None, "No such")]
+)
+def test_a_file_that_is_no_schema_is_named_before_a_model_is_loaded(
+    ragkv: Program, tmp_path: Path, content: str | None, words: str
+) -> None:
+    if content is not None:
+        (tmp_path / "schema.json").write_text(content)
+    done = ragkv("ask", QUESTION, "--schema", tmp_path / "schema.json", "--model", "/no/such/model")
+    assert done.code == 1
+    assert "schema.json: " in done.err
+    assert words in done.err
+
+
 def test_answers_for_people_show_citations_and_what_was_reused(ragkv: Program, data: Path) -> None:
     done = ragkv("ask", QUESTION, "--data", data)
     assert (done.code, done.err) == (0, "")

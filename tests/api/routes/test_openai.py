@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel
 
 from ragkv.api.routes.openai_chat import ChatTurns, continued, turns_of
 from ragkv.api.schemas.openai import Chat
@@ -192,7 +195,7 @@ def test_an_invalid_request_is_an_openai_error(service: Service, body: dict[str,
         ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
@@ -383,3 +386,44 @@ def test_what_does_not_fit_of_the_earlier_turns_is_left_out_from_the_beginning(c
     messages: Any = [{"role": role, "content": text} for role, text in (*turns, ("user", WHO))]
     made = client.chat.completions.create(model="tiny", messages=messages, max_tokens=8)
     assert made.choices[0].message.content
+
+
+WHO_BUILT = {
+    "type": "object",
+    "properties": {"builder": {"type": "string"}, "year": {"type": ["integer", "null"]}},
+    "required": ["builder", "year"],
+    "additionalProperties": False,
+}
+
+
+def test_a_response_format_gives_json_that_follows_its_schema(client: openai.OpenAI) -> None:
+    schema = {"name": "harbour", "schema": WHO_BUILT, "strict": True}
+    wanted: Any = {"type": "json_schema", "json_schema": schema}
+    made = client.chat.completions.create(model="tiny", messages=asked(WHO), response_format=wanted)
+    jsonschema.validate(json.loads(made.choices[0].message.content or ""), WHO_BUILT)
+    assert made.choices[0].finish_reason == "stop"
+    pieces = client.chat.completions.create(model="tiny", messages=asked(WHO), response_format=wanted, stream=True)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    assert text == made.choices[0].message.content
+
+
+def test_an_object_is_any_object(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(model="tiny", messages=asked(WHO), response_format={"type": "json_object"})
+    assert isinstance(json.loads(made.choices[0].message.content or ""), dict)
+
+
+def test_a_type_of_the_client_is_filled(client: openai.OpenAI) -> None:
+    class Harbour(BaseModel):
+        builder: str
+        year: int | None
+
+    made = client.chat.completions.parse(model="tiny", messages=asked(WHO), response_format=Harbour)
+    assert isinstance(made.choices[0].message.parsed, Harbour)
+
+
+def test_a_schema_that_is_not_understood_says_why(client: openai.OpenAI) -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    with pytest.raises(openai.BadRequestError, match="schema is not understood"):
+        client.chat.completions.create(model="tiny", messages=asked(WHO), response_format=wanted)
+    with pytest.raises(openai.BadRequestError, match="json_schema is missing"):
+        client.chat.completions.create(model="tiny", messages=asked(WHO), response_format={"type": "json_schema"})  # type: ignore[typeddict-item]

@@ -1,0 +1,215 @@
+"""Answers that follow a JSON schema.
+
+llguidance (github.com/guidance-ai/llguidance, MIT) turns a schema into a grammar over the model's tokens and says which
+token may come next. A token is chosen among those, so every answer that ends is valid. What the grammar leaves no
+choice about, such as the name of the next field, is drafted (drafting.py): a pass verifies all of it.
+
+JSON has no blanks between its tokens here: a small model that may write blanks writes many.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ragkv.errors import InputError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from ragkv.engine.logits import RowLogits
+    from ragkv.model.decoder import DecoderModel
+    from ragkv.types import AskOptions
+
+Schema = Mapping[str, Any]
+
+SCHEMA_CHARACTERS = 32_768
+"""Longest schema as JSON. Longer ones take seconds to be understood."""
+KEPT_GRAMMARS = 32
+STRUCTURED_TOKENS = 256
+"""Longest answer that follows a schema, in tokens, where neither the question nor the settings allow more."""
+CLOSING_TOKENS = 48
+"""Tokens before the longest length from which on an answer is brought to its end."""
+IN_STRING = 512
+"""Where more tokens than this may come next, the answer is inside a string: there `}` is a letter like others."""
+ENDS = ("}", "]", '"', ",")
+"""What ends a value between strings, in the order in which it is tried near the longest length."""
+
+
+class Guide:
+    """Which tokens may come next in one answer. State of one request."""
+
+    def __init__(self, matcher: LLMatcher, ends: Sequence[int], quote: int, most: int):
+        """Start before the first token.
+
+        Args:
+            matcher: The grammar and how far it is; it understands the model's stop tokens.
+            ends: Token ids of ENDS.
+            quote: That of the quotation mark.
+            most: Longest answer, in tokens.
+        """
+        self._matcher, self._ends, self._quote, self._left = matcher, ends, quote, most
+        self._closing = min(CLOSING_TOKENS, most // 2)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is whole and nothing can follow."""
+        return bool(self._matcher.is_stopped())
+
+    def accept(self, token: int) -> None:
+        """Take the token that was chosen."""
+        self._matcher.consume_token(token)
+        self._left -= 1
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """Return the tokens that must follow, at most `most`."""
+        return tuple(self._matcher.compute_ff_tokens()[:most]) if most > 0 and not self.complete else ()
+
+    def allows(self, row: RowLogits) -> bool:
+        """Whether the most likely token may come next, so that no mask is needed."""
+        return self._left > self._closing and self._matcher.validate_tokens([row.best]) == 1
+
+    def masked(self, logits: Tensor) -> Tensor:
+        """Return logits [vocabulary] on the CPU with -inf for every token that may not come next."""
+        bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        allowed = (bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten().bool()[: logits.shape[0]]
+        if allowed.shape[0] < logits.shape[0]:  # rows of the head that are no tokens
+            allowed = torch.cat([allowed, allowed.new_zeros(logits.shape[0] - allowed.shape[0])])
+        if self._left <= self._closing and (end := self._end(allowed)) is not None:
+            allowed = torch.zeros_like(allowed)
+            allowed[end] = True
+        return logits.masked_fill(~allowed, -torch.inf)
+
+    def _end(self, allowed: Tensor) -> int | None:
+        """Return the token that brings the answer nearer to its end; None where the model may choose."""
+        inside = int(allowed.sum()) > IN_STRING
+        ends = (self._quote,) if inside else self._ends
+        return next((token for token in ends if allowed[token]), None)
+
+
+class GrammarDrafter:
+    """Drafts what the grammar forces, in place of what the prompt suggests. State of one sequence.
+
+    Attributes:
+        passes: As of `Drafter`, like the next two.
+        drafted: Tokens of all drafts.
+        accepted: Those that became tokens of the answer: all that are verified.
+    """
+
+    def __init__(self, guide: Guide):
+        """Take the guide of the sequence."""
+        self.passes = self.drafted = self.accepted = 0
+        self._guide = guide
+
+    def propose(self, tokens: Sequence[int], limit: int) -> tuple[int, ...]:
+        """Return the tokens that must follow, at most `limit`."""
+        draft = self._guide.forced(limit)
+        self.passes += bool(draft)
+        self.drafted += len(draft)
+        return draft
+
+    def accept(self) -> None:
+        """Note that the next token of the latest draft was accepted."""
+        self.accepted += 1
+
+
+class Grammars:
+    """Grammars of the schemas that were asked for lately, over the tokens of one model. Thread-safe."""
+
+    def __init__(self, model: DecoderModel):
+        """Prepare nothing: the tokenizer takes a part of a second, and most services need no schema."""
+        self._model, self._lock = model, Lock()
+        self._known = OrderedDict[str, "LLMatcher"]()
+        self._tokenizer: Any = None
+        self._ends: tuple[int, ...] = ()
+
+    def limits(self, options: AskOptions, most: int) -> tuple[int, tuple[str, ...]]:
+        """Check a question that asks for a structured answer; return the longest answer, and what ends it.
+
+        Args:
+            options: How it is asked.
+            most: Longest answer of the settings, in tokens.
+
+        Raises:
+            InputError: The schema is too long or not understood, or something is asked for that does not go with one.
+        """
+        if options.abstain_below is not None:
+            raise InputError("an answer that follows a schema has no confidence; leave out `abstain_below`")
+        if options.beginning:
+            raise InputError("an answer that follows a schema begins with nothing else")
+        self.guide(options.answer_schema, 1)
+        # A profile's ends are those of an answer in words.
+        return options.max_tokens or max(most, STRUCTURED_TOKENS), tuple(options.stop)
+
+    def guide(self, schema: Schema | None, most: int) -> Guide | None:
+        """Return a guide for one answer; None where it follows no schema.
+
+        Args:
+            schema: The JSON schema, if there is one.
+            most: Longest answer, in tokens.
+
+        Raises:
+            InputError: The schema is too long, or is not understood.
+        """
+        if schema is None:
+            return None
+        text = json.dumps(schema, ensure_ascii=False)
+        if len(text) > SCHEMA_CHARACTERS:
+            raise InputError(f"the schema has {len(text)} characters, the limit is {SCHEMA_CHARACTERS}")
+        with self._lock:
+            if text not in self._known:
+                self._known[text] = self._compiled(text)
+            self._known.move_to_end(text)
+            while len(self._known) > KEPT_GRAMMARS:
+                self._known.popitem(last=False)
+            return Guide(self._known[text].deep_copy(), self._ends, self._ends[ENDS.index('"')], most)
+
+    def _compiled(self, schema: str) -> LLMatcher:
+        from llguidance import LLMatcher
+        from llguidance.hf import from_tokenizer
+
+        if self._tokenizer is None:
+            stops = sorted(self._model.stop_ids) or None
+            try:
+                self._tokenizer = from_tokenizer(self._model.tokenizer, eos_token=stops)
+            except ValueError as error:
+                raise InputError(f"{self._model.name} cannot follow a schema: {error}") from None
+            self._ends = tuple(self._tokenizer.greedy_tokenize(end)[0] for end in ENDS)
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
+        except ValueError as error:
+            raise InputError(f"the schema is not understood: {error}") from None
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            told = " ".join(matcher.get_error().split())
+            raise InputError(f"the schema is not understood: {told[:300]}")
+        return matcher
+
+
+def values_of(answer: str) -> str:
+    """Return the values of a JSON answer as text, in order: what passages can hold. An answer that is cut is returned.
+
+    Args:
+        answer: JSON.
+    """
+    try:
+        return " ".join(_values(json.loads(answer)))
+    except ValueError:
+        return answer
+
+
+def _values(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for field in value.values():
+            yield from _values(field)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _values(item)
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
