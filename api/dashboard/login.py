@@ -34,7 +34,7 @@ async def login(request: Request) -> Response:
     secure = request.url.scheme == "https"
     ticket = authenticator.tickets.issue(caller)
     path = prefix_of(request.scope) or "/"
-    response.set_cookie(COOKIE, ticket, TICKET_SECONDS, path, httponly=True, samesite="strict", secure=secure)
+    response.set_cookie(COOKIE, ticket, TICKET_SECONDS, path=path, httponly=True, samesite="strict", secure=secure)
     return response
 
 
