@@ -8,7 +8,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from ragkv.api.middleware.auth import AuthMiddleware
 from ragkv.api.middleware.authenticator import Authenticator
 from ragkv.api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
-from ragkv.api.middleware.head import HeadMiddleware
 from ragkv.api.middleware.hosts import HostMiddleware, Hosts
 from ragkv.api.middleware.origins import Origins
 from ragkv.api.middleware.rate_limit import RateLimitMiddleware
@@ -24,7 +23,6 @@ def add_middleware(
     """Put the middleware around the routes of `app`, whose state is filled."""
     # The middleware added last runs first.
     app.add_middleware(GZipMiddleware, minimum_size=GZIP_BYTES, compresslevel=GZIP_LEVEL)  # event streams are left out
-    app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, bounds=bounds)
     app.add_middleware(RateLimitMiddleware, limiter=app.state.limiter)
     audit = app.state.engine_thread.audit
