@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
@@ -120,8 +120,9 @@ class Fault:
         """Convert to OpenAI's error object. Its `param` names the invalid field, if there is one."""
         types = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
         type_ = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        param = next((str(each["at"]).removeprefix("body.") for each in self.extra.get("errors", ())), None)
-        return {"error": {"message": self.detail, "type": type_, "param": param, "code": self.code}}
+        errors = [{**each, "at": str(each["at"]).removeprefix("body.")} for each in self.extra.get("errors", ())]
+        message, param = _told_of(errors) or self.detail, errors[0]["at"] if errors else None
+        return {"error": {"message": message, "type": type_, "param": param, "code": self.code}}
 
 
 def error_response(fault: Fault, scope: Scope) -> JSONResponse:
@@ -207,8 +208,11 @@ def _of_ragkv(error: RagkvError) -> Fault:
 
 def _of_validation(error: RequestValidationError) -> Fault:
     errors = readable(error.errors()[:20], error.body)
-    detail = "; ".join(f"{each['at']}: {each['message']}" for each in errors[:3])
-    return Fault(422, detail, "invalid_request", extra={"errors": errors})
+    return Fault(422, _told_of(errors), "invalid_request", extra={"errors": errors})
+
+
+def _told_of(errors: Sequence[Mapping[str, str]]) -> str:
+    return "; ".join(f"{each['at']}: {each['message']}" for each in errors[:3])
 
 
 def _of_http(error: HTTPException) -> Fault:

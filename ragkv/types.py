@@ -175,10 +175,13 @@ class AskOptions:
         max_tokens: Longest answer; None uses the setting.
         temperature: 0 decodes greedily.
         top_p: Samples from the smallest set of tokens that holds this share of the probability.
+        presence_penalty: Taken off the logit of every token that the answer has already; below 0 it is added.
+        frequency_penalty: The same, as many times as the answer has the token.
         stop: Strings that end the answer. They are not part of it.
         seed: Seed of the sampler.
         history: Earlier (question, answer), in order, that come with the question; no conversation keeps them.
         instructions: Text that stands before the first question of the prompt, like a chat's system message.
+        beginning: The answer begins with this text, and the model goes on from there.
         abstain_below: An answer whose confidence is lower becomes `unknown`; None never does that.
         speculation: Draft tokens of the answer from its prompt and verify several in a pass; None uses the setting.
     """
@@ -193,10 +196,13 @@ class AskOptions:
     max_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     stop: Sequence[str] = ()
     seed: int = 0
     history: Sequence[tuple[str, str]] = ()
     instructions: str = ""
+    beginning: str = ""
     abstain_below: float | None = None
     speculation: bool | None = None
 

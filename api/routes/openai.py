@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from ragkv.api.errors import Gone
 from ragkv.api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
 from ragkv.api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
-from ragkv.api.routes.openai_chat import ChatReply, method_of, options_of, turns_of
+from ragkv.api.routes.openai_chat import ChatReply, continued, method_of, options_of, turns_of
 from ragkv.api.routes.openai_tasks import task_reply
 from ragkv.api.runtime.answer_stream import AnswerStream
 from ragkv.api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
@@ -40,22 +40,25 @@ _CHUNKS = describe_events("A chunk, as JSON; the last one is `[DONE]`.", _EXAMPL
 async def chat_completions(
     chat: Chat, request: Request, engine_thread: EngineThreadDep, tenant: TenantDep, settings: SettingsDep
 ) -> Response:
-    """Answer the last user message from the documents of a collection (`ragkv.collection`).
+    """Answer what the user said last from the documents of a collection (`ragkv.collection`).
 
     `ragkv` in the request holds `collection`, `top_k`, `filter`, `method`, `prefill`, `decode` and `deadline_s`.
     `ragkv` in the response holds `citations` and `report`; in a stream it is in the chunk with `finish_reason`. `model`
-    is the loaded model, or NAME:METHOD. Earlier questions and answers stand before the last message as turns; the
-    latest that fit are read. If the last message refers to them ("And when was it built?"), they also decide what is
-    searched for. System messages stand before the first turn. `temperature` is 0 by default. Unsupported parameters
-    that would change the answer are refused: tools that must be called, several choices, log probabilities,
-    penalties, formats, images. In a stream, chunks with a member `event` name the cited documents, as Open WebUI
-    shows them. Requests of chat programs for a title, tags or the like are answered by rules, without documents.
+    is the loaded model, or NAME:METHOD. Earlier questions and answers stand before the question as turns; the latest
+    that fit are read. If the question refers to them ("And when was it built?"), they also decide what is searched for.
+    System messages stand before the first turn. A last message of the assistant is how the answer begins; the response
+    has what follows. Calls of tools and their results are accepted and not read. `temperature` is 0 by default.
+    Parameters that would change the answer and are not supported are refused: tools that must be called, several
+    choices, log probabilities, formats, images. In a stream, chunks with a member `event` name the cited documents, as
+    Open WebUI shows them. Requests of chat programs for a title, tags or the like are answered by rules, without
+    documents.
     """
     turns, method = turns_of(chat), method_of(chat, engine_thread.model)
     usage = chat.stream_options is not None and chat.stream_options.include_usage
+    reply = ChatReply(chat.model, usage, turns.beginning)
     told = task_reply(turns.question)
     if told is not None:
-        return _told(ChatReply(chat.model, usage), told, bool(chat.stream))
+        return _told(reply, told, bool(chat.stream))
     options = options_of(chat, turns, method, tenant.inside(chat.ragkv.collection))
     seconds = min(settings.deadline, chat.ragkv.deadline_s or settings.deadline)
     stream = AnswerStream(
@@ -68,9 +71,9 @@ async def chat_completions(
         bool(chat.stream),
     )
     if not chat.stream:
-        return JSONResponse(ChatReply(chat.model).completion(await stream.whole()))
+        return JSONResponse(reply.completion(await stream.whole()))
     await stream.prefilled()
-    return EventStream(stream, _chunks(stream, ChatReply(chat.model, usage)))
+    return EventStream(stream, _chunks(stream, reply))
 
 
 def _told(reply: ChatReply, text: str, stream: bool) -> Response:
@@ -83,7 +86,7 @@ def _told(reply: ChatReply, text: str, stream: bool) -> Response:
 async def _chunks(stream: AnswerStream, reply: ChatReply) -> AsyncIterator[bytes]:
     yield encode_event(reply.first())
     try:
-        async for piece in stream.pieces():
+        async for piece in continued(stream.pieces(), reply.beginning):
             yield encode_event(reply.piece(piece)) if piece else KEEPALIVE_COMMENT
         for chunk in reply.last(stream.answer()):
             stream.check()

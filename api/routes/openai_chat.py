@@ -1,7 +1,9 @@
 """Conversion between OpenAI's chat completions and the questions and answers of this service.
 
-The question is the last message. The messages before it keep their roles: each earlier question stands with its answer
-as a turn of its own before the question, behind the chunks. System messages are instructions before the first turn.
+The question is what the user said last. The messages before it keep their roles: each earlier question stands with its
+answer as a turn of its own before the question, behind the chunks. System messages, wherever they stand, are
+instructions before the first turn. A last message of the assistant is how the answer begins. Calls of tools and their
+results are not read.
 What is searched for when the question refers to an earlier one is decided by retrieval (ragkv/retrieval/follow_up.py).
 """
 
@@ -10,11 +12,11 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ragkv.api.schemas.openai import MAX_TOKENS, Chat
+from ragkv.api.schemas.openai import MAX_TOKENS, NO_LIMIT, Chat
 from ragkv.errors import InputError, NotFound
 from ragkv.passages import Citation
 from ragkv.report import Answer
@@ -37,32 +39,37 @@ class ChatTurns:
     """The messages of a request, as the service reads them.
 
     Attributes:
-        question: The last message.
+        question: What the user said last.
         history: Earlier (question, answer). What a user wrote without getting an answer belongs to the next question.
         instructions: The system messages.
+        beginning: The last message, where it is the assistant's: how the answer begins.
     """
 
     question: str
     history: tuple[tuple[str, str], ...] = ()
     instructions: str = ""
+    beginning: str = ""
 
 
 def turns_of(chat: Chat) -> ChatTurns:
     """Read the messages, as the module describes."""
-    asked, history, instructions = list[str](), list[tuple[str, str]](), list[str]()
+    asked, said, history, instructions = list[str](), list[str](), list[tuple[str, str]](), list[str]()
     for message in chat.messages:
         text = message.text.strip()
         if not text:
             continue
         if message.role == "user":
+            if said:
+                history.append(("\n".join(asked), "\n".join(said)))
+                asked, said = [], []
             asked.append(text)
-        elif message.role == "assistant":
-            if asked:
-                history.append(("\n".join(asked), text))
-                asked.clear()
-        else:
+        elif message.role != "assistant":
             instructions.append(text)
-    return ChatTurns("\n".join(asked), tuple(history), "\n".join(instructions))
+        elif asked:
+            said.append(text)
+    last = chat.messages[-1]
+    beginning = last.text.lstrip() if last.role == "assistant" else ""
+    return ChatTurns("\n".join(asked), tuple(history), "\n".join(instructions), beginning)
 
 
 def method_of(chat: Chat, model: str) -> str | None:
@@ -97,22 +104,41 @@ def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str
     temperature = chat.temperature or 0.0
     if temperature < MIN_TEMPERATURE or chat.top_p == 0:
         temperature = 0.0
-    stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
+    stop = (chat.stop,) if isinstance(chat.stop, str) else (chat.stop or ())
     return replace(
         chat.ragkv.options(collection),
         history=turns.history,
         instructions=turns.instructions,
+        beginning=turns.beginning.rstrip(),
         method=method,
         max_tokens=_longest(chat.max_completion_tokens or chat.max_tokens),
         temperature=temperature,
         top_p=chat.top_p or 1.0,
-        stop=stop,
+        presence_penalty=chat.presence_penalty or 0.0,
+        frequency_penalty=chat.frequency_penalty or 0.0,
+        stop=tuple(text for text in stop if text),
         seed=secrets.randbits(63) if chat.seed is None else chat.seed,
     )
 
 
 def _longest(asked: int | None) -> int | None:
-    return None if asked is None else min(asked, MAX_TOKENS)
+    return None if asked in (None, NO_LIMIT) else min(asked, MAX_TOKENS)
+
+
+async def continued(pieces: AsyncIterator[str], beginning: str) -> AsyncIterator[str]:
+    """Yield the pieces of an answer as `behind` returns the whole."""
+    said, shown = "", 0
+    async for piece in pieces:
+        said += piece
+        text = "" if beginning.startswith(said) else behind(said, beginning)
+        yield text[shown:]
+        shown = len(text)
+
+
+def behind(answer: str, beginning: str) -> str:
+    """Return what an answer says behind its beginning, which the client has; the whole of one that begins otherwise."""
+    rest = answer.removeprefix(beginning.rstrip())
+    return rest.lstrip() if beginning[-1:].isspace() else rest
 
 
 @dataclass(frozen=True)
@@ -122,18 +148,20 @@ class ChatReply:
     Attributes:
         model: Model as the request named it.
         usage: Whether the stream ends with a chunk that holds the usage.
+        beginning: How the answer begins, which the client has.
         id: Id of the response.
         created: Unix seconds.
     """
 
     model: str
     usage: bool = False
+    beginning: str = ""
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def completion(self, answer: Answer) -> dict[str, Any]:
         """Build the response that is not streamed."""
-        message = {"role": "assistant", "content": answer.answer, "refusal": None}
+        message = {"role": "assistant", "content": behind(answer.answer, self.beginning), "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.report.decoding.ended}
         content = {"choices": [choice], "usage": usage_of(answer), "ragkv": extension_of(answer)}
         return self._envelope("chat.completion") | content

@@ -9,56 +9,57 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
-from ragkv.api.schemas.common import DESCRIBED, MAX_QUESTION_CHARS, AnswerChoices, check_storable
+from ragkv.api.schemas.common import DESCRIBED, AnswerChoices, check_storable
+from ragkv.api.schemas.openai_messages import LENIENT, MAX_MESSAGES, Message
 from ragkv.passages import Citation
 from ragkv.report import Report
 
-MAX_MESSAGES = 1000
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_TOKENS = 4096
 """Longest answer. Chat programs ask for more, and the answer then ends here with `length`."""
 MAX_TOOLS = 1024
+NO_LIMIT = -1
+"""Stands for the longest answer of the settings."""
 
-LENIENT = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-Zero = Annotated[float, Field(ge=0, le=0)]
-Text = Annotated[str, Field(max_length=MAX_QUESTION_CHARS), AfterValidator(check_storable)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(check_storable)]
-
-
-class Part(BaseModel):
-    """A part of a message."""
-
-    model_config = LENIENT
-
-    type: Literal["text"]
-    text: Text
+Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS), AfterValidator(check_storable)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Message(BaseModel):
-    """A message."""
+def _only(supported: str) -> WrapValidator:
+    """Refuse other values than the supported ones by saying so."""
 
-    model_config = LENIENT
+    def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise ValueError(f"other values than {supported} are not supported") from None
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[Part], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    """A text or its parts. Only an assistant's message may have null."""
+    return WrapValidator(check)
 
-    @model_validator(mode="after")
-    def _require_content(self) -> Message:
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"a {self.role} message needs content")
-        return self
 
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
+def _some(count: int) -> int:
+    if not count:
+        raise ValueError(f"must be at least 1, or {NO_LIMIT} for the limit of the service")
+    return count
+
+
+def _with_question(messages: list[Message]) -> list[Message]:
+    if not any(message.role == "user" and message.text.strip() for message in messages):
+        raise ValueError("one of them must be a question of the user")
+    return messages
+
+
+Longest = Annotated[int, Field(ge=NO_LIMIT, le=2**31), AfterValidator(_some)]
 
 
 class StreamOptions(BaseModel):
@@ -75,7 +76,7 @@ class PlainText(BaseModel):
 
     model_config = LENIENT
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], _only("text")]
 
 
 class Extension(AnswerChoices):
@@ -89,38 +90,34 @@ class Chat(BaseModel):
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     """Name of the loaded model, or NAME:METHOD."""
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_with_question)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=2**31)] = None
-    max_completion_tokens: Annotated[int | None, Field(ge=1, le=2**31)] = None
+    max_tokens: Longest | None = None
+    """-1 stands for the limit of the service."""
+    max_completion_tokens: Longest | None = None
     """In place of `max_tokens`. An answer has at most 4096 tokens."""
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     user: Any = None
-    n: Literal[1] | None = None
-    logprobs: Literal[False] | None = None
+    n: Annotated[Literal[1] | None, _only("1")] = None
+    logprobs: Annotated[Literal[False] | None, _only("false")] = None
+    top_logprobs: Annotated[Literal[0] | None, _only("0")] = None
     tools: Annotated[list[Any] | None, Field(max_length=MAX_TOOLS)] = None
     """Accepted and never called."""
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Annotated[Literal["none", "auto"] | None, _only("none and auto")] = None
     functions: Annotated[list[Any] | None, Field(max_length=MAX_TOOLS)] = None
-    function_call: Literal["none", "auto"] | None = None
+    function_call: Annotated[Literal["none", "auto"] | None, _only("none and auto")] = None
     response_format: PlainText | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
-    presence_penalty: Zero | None = None
-    frequency_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
-    audio: None = None
-    web_search_options: None = None
+    modalities: Annotated[list[Literal["text"]] | None, Field(max_length=1), _only("text")] = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Any] | None, Field(max_length=0), _only("an empty object")] = None
+    audio: Annotated[None, _only("null")] = None
+    web_search_options: Annotated[None, _only("null")] = None
     ragkv: Extension = Extension()
-
-    @model_validator(mode="after")
-    def _require_question(self) -> Chat:
-        if self.messages[-1].role != "user" or not self.messages[-1].text.strip():
-            raise ValueError("messages: the last one must be the user's question")
-        return self
 
 
 class PromptDetails(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ragkv.api.schemas.common import DESCRIBED, check_storable
-from ragkv.api.schemas.openai import LENIENT
+from ragkv.api.schemas.openai_messages import LENIENT
 from ragkv.api.schemas.search import MAX_QUERY_CHARS
 
 MAX_TEXTS = 2048

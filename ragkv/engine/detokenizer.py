@@ -42,15 +42,25 @@ class Detokenizer:
         text: Text so far, cut at a stop string.
     """
 
-    def __init__(self, model: DecoderModel, stop: abc.Sequence[str], timer: StepTimer):
-        self.text = ""
+    def __init__(self, model: DecoderModel, stop: abc.Sequence[str], timer: StepTimer, beginning: str = ""):
+        """Start a text.
+
+        Args:
+            model: Whose tokens they are.
+            stop: Strings that end the answer.
+            timer: Times the step.
+            beginning: What the answer begins with; its tokens are part of the prompt.
+        """
         self._tokenizer, self._checker, self._timer = model.tokenizer, StopChecker(stop), timer
+        self._first = model.prompt.answer(beginning) if beginning else ()
+        self._given = self.text = self._tokenizer.decode(self._first) if beginning else ""
         self._started, self._ttft = timer.total(), 0.0
 
     def __call__(self, tokens: abc.Sequence[int]) -> bool:
         """Decode the tokens so far; return whether a stop string ends the answer."""
         self._ttft = self._ttft or self._timer.total()
-        self.text, stopped = self._checker.cut(self._tokenizer.decode(tokens))
+        text, stopped = self._checker.cut(self._tokenizer.decode([*self._first, *tokens])[len(self._given) :])
+        self.text = self._given + text
         return stopped
 
     def stable_text(self) -> str:

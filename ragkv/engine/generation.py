@@ -19,6 +19,7 @@ from ragkv.model.execution.block_tables import PagedContext
 from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass, append
+from ragkv.types import AskOptions
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Sampling:
         max_tokens: Longest answer.
         temperature: 0 decodes greedily.
         top_p: Samples from the smallest set of tokens that holds this share of the probability.
+        presence_penalty: Taken off the logit of every token that the answer has already; below 0 it is added.
+        frequency_penalty: The same, as many times as the answer has the token.
         stop: Strings that end the answer. They are not part of it.
         seed: Seed of the sampler.
     """
@@ -36,8 +39,16 @@ class Sampling:
     max_tokens: int = 64
     temperature: float = 0.0
     top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     stop: abc.Sequence[str] = ()
     seed: int = 0
+
+    @classmethod
+    def of(cls, options: AskOptions, max_tokens: int, stop: abc.Sequence[str]) -> Sampling:
+        """Return what the options of a question say, with a longest length and strings that end the answer."""
+        same = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
+        return cls(max_tokens, stop=stop, **{name: getattr(options, name) for name in same})
 
 
 @dataclass(frozen=True)
@@ -63,11 +74,25 @@ class Completion:
     unknown_log_probability: float = 0.0
 
 
-def sample(row: RowLogits, sampling: Sampling, generator: torch.Generator) -> int:
-    """Return one token id."""
-    if sampling.temperature <= 0:
+def sample(row: RowLogits, said: abc.Sequence[int], sampling: Sampling, generator: torch.Generator) -> int:
+    """Return one token id.
+
+    Args:
+        row: Logits of the token.
+        said: Tokens before it in the answer.
+        sampling: How it is chosen.
+        generator: What its chance comes from.
+    """
+    penalised = bool(said) and (sampling.presence_penalty or sampling.frequency_penalty)
+    if sampling.temperature <= 0 and not penalised:
         return row.best
-    share = torch.softmax(row.logits.float().cpu() / sampling.temperature, dim=-1)
+    logits = row.logits.float().cpu()
+    if penalised:
+        ids, counts = torch.tensor(said).unique(return_counts=True)
+        logits = logits.index_add(0, ids, -sampling.presence_penalty - sampling.frequency_penalty * counts)
+    if sampling.temperature <= 0:
+        return int(logits.argmax())
+    share = torch.softmax(logits / sampling.temperature, dim=-1)
     share, order = share.sort(descending=True)
     # A token stays while the mass before it is below top_p, so the most likely one always stays.
     share = torch.where(share.cumsum(0) - share < sampling.top_p, share, 0.0)
@@ -168,7 +193,7 @@ class Sequence:
         if self.finished:
             return None
         self.ready = False
-        token = sample(self._logits, self.sampling, self._generator)
+        token = sample(self._logits, self.tokens, self.sampling, self._generator)
         self._unscored.append((self._logits, token))
         if token in stop_ids:
             self.stopped = True

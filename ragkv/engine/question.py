@@ -165,20 +165,22 @@ class Questions:
         alone = request.read != question and options.conversation is None
         request.question_tokens = self._tokenize(request.read, replace(options, history=()) if alone else options)
         request.prefill_options = PrefillOptions(max_tokens, prefill_policy, decode_policy)
-        request.sampling = Sampling(max_tokens, options.temperature, options.top_p, stop, options.seed)
+        request.sampling = Sampling.of(options, max_tokens, stop)
         request.speculation = engine.speculation if options.speculation is None else options.speculation
 
     def _tokenize(self, question: str, options: AskOptions) -> tuple[int, ...]:
-        """Return the question part of the prompt. Of the turns that come with it, the latest that fit are in it."""
+        """Return the question part of the prompt and the answer's beginning, with the latest turns that fit."""
+        prompt, beginning = self._engine.model.prompt, options.beginning
         if not question.strip():
             raise InputError("the question is empty")
-        if any("\0" in text for text in (question, options.instructions, *chain.from_iterable(options.history))):
+        if any("\0" in text for text in (question, beginning, options.instructions, *chain(*options.history))):
             raise InputError("the question holds NUL characters; it is not text")
         if options.history and options.conversation is not None:
             raise InputError("a conversation keeps its own turns; give either `conversation` or `history`")
         limit, asked = self._engine.settings.max_question_tokens, visible(question).strip()
         for start in range(len(options.history) + 1):
-            tokens = self._engine.model.prompt.question(asked, options.history[start:], options.instructions)
+            tokens = prompt.question(asked, options.history[start:], options.instructions)
+            tokens += prompt.answer(beginning) if beginning else ()
             if len(tokens) <= limit:
                 return tokens
         raise InputError(
@@ -264,7 +266,8 @@ class Questions:
             pooled = self._engine.pooled_decoder.open(context.cache, decoding.params, request.sampling.max_tokens)
         if pooled is not None:  # the pool has digests of its own
             request.context = context = replace(context, decoding=None)
-        request.detokenizer = Detokenizer(self._engine.model, request.sampling.stop, request.timer)
+        stop, beginning = request.sampling.stop, request.options.beginning
+        request.detokenizer = Detokenizer(self._engine.model, stop, request.timer, beginning)
         request.sequence = Sequence(
             context.cache,
             context.logits,

@@ -389,6 +389,21 @@ def test_stop_strings_and_temperature(library):
     assert library.answer("Who founded Calloway Yard?", AskOptions(temperature=0.7, top_p=1e-6)).answer == whole
 
 
+def test_an_answer_goes_on_from_what_it_begins_with(library):
+    question = "Who founded Calloway Yard?"
+    whole = library.answer(question)
+    first, _, rest = whole.answer.partition(" ")
+    assert rest
+    made = library.answer(question, AskOptions(beginning=first))
+    assert made.answer == whole.answer
+    assert made.report.tokens.generated < whole.report.tokens.generated
+    assert made.report.tokens.question > whole.report.tokens.question
+    other = library.answer(question, AskOptions(beginning="Calloway Yard was founded by", max_tokens=12)).answer
+    assert other.startswith("Calloway Yard was founded by")
+    stopped = library.answer(question, AskOptions(beginning=first, stop=[first, rest])).answer
+    assert stopped == first, "a stop string counts behind the beginning only"
+
+
 def test_needles_of_one_seed_are_read_the_same_way_every_time(model):
     needles = make_needles(3, 2, 120, 2, lambda text: len(model.prompt.plain(text)))
     reader = Prefiller(model, model.prompt.prefix)

@@ -45,7 +45,7 @@ def test_rows_are_split_in_their_order() -> None:
 
 def test_a_temperature_samples_by_the_probabilities_of_the_row() -> None:
     row = StepLogits(torch.tensor([[9.0, 9.0, 9.0], [0.0, 30.0, 0.0]])).rows()[1]
-    assert sample(row, Sampling(temperature=1.0), torch.Generator().manual_seed(0)) == 1
+    assert sample(row, [], Sampling(temperature=1.0), torch.Generator().manual_seed(0)) == 1
 
 
 def test_log_probabilities_are_computed_when_the_next_pass_is_launched() -> None:
@@ -59,3 +59,19 @@ def test_log_probabilities_are_computed_when_the_next_pass_is_launched() -> None
     assert "normalisers" in vars(first)
     assert sequence.sample(frozenset()) == 1
     assert sequence.log_probabilities == pytest.approx([float(LOGITS[0].log_softmax(-1)[1])] * 2)
+
+
+def test_penalties_take_off_what_the_answer_has_already_and_leave_the_first_token() -> None:
+    row, chance = StepLogits(torch.tensor([[3.0, 2.5, 1.0, 0.0]])).rows()[0], torch.Generator()
+
+    def chosen(said: list[int], **more: float) -> int:
+        return sample(row, said, Sampling(**more), chance)  # type: ignore[arg-type]
+
+    assert chosen([], presence_penalty=2.0, frequency_penalty=2.0) == 0
+    assert chosen([0], presence_penalty=0.4) == 0
+    assert chosen([0], presence_penalty=0.6) == 1
+    assert chosen([0, 0, 0], presence_penalty=0.4) == 0, "presence counts a token once"
+    assert chosen([0, 0, 1], frequency_penalty=0.6) == 1, "frequency counts every time"
+    assert chosen([0, 1], frequency_penalty=2.0) == 0
+    assert chosen([3, 3], frequency_penalty=-2.0) == 3
+    assert chosen([0], presence_penalty=2.0, temperature=0.01) == 1

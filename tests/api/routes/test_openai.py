@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from ragkv.api.routes.openai_chat import ChatTurns, turns_of
+from ragkv.api.routes.openai_chat import ChatTurns, continued, turns_of
 from ragkv.api.schemas.openai import Chat
 from tests.api.conftest import Service
 from tests.api.runtime.test_answers_together import endless, until
 from tests.api.test_faults import held
 
 WHO = "Who built the harbour of Tarn?"
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "Rain"}
+FUNCTION_RESULT = {"role": "function", "name": "f", "content": None}
 
 
 @pytest.fixture(scope="module")
@@ -147,25 +152,18 @@ def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> Non
     [
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
-        ({"messages": [{"role": "user"}]}, "messages.0"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
-        ({"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I"}]}, None),
-        ({"messages": [{"role": "user", "content": " "}]}, None),
-        ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, None),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, None),
-        ({"tool_choice": "required"}, None),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
-        ({"presence_penalty": 1}, "presence_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": "much"}, "frequency_penalty"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": -1}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"stop": ["a"] * 5}, None),
-        ({"stop": ""}, None),
         ({"stream": "yes"}, "stream"),
         ({"ragkv": {"colection": "x"}}, "ragkv.colection"),
         ({"ragkv": {"method": "magic"}}, None),
@@ -174,7 +172,7 @@ def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> Non
         ({"messages": [{"role": "user", "content": "who is it " * 3500}]}, None),
     ],
 )
-def test_an_unsupported_parameter_is_an_openai_error(service: Service, body: dict[str, Any], param: str | None) -> None:
+def test_an_invalid_request_is_an_openai_error(service: Service, body: dict[str, Any], param: str | None) -> None:
     refused = service.post("/v1/chat/completions", {"model": "tiny", "messages": asked(WHO), **body})
     error = refused.json()["error"]
     assert refused.status_code == 400, refused.text
@@ -183,6 +181,38 @@ def test_an_unsupported_parameter_is_an_openai_error(service: Service, body: dic
     assert error["message"]
     if param:
         assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": WHO}, AUDIO]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages.0.content"),
+    ],
+)
+def test_what_is_not_supported_is_said_to_be_so_with_its_name(
+    service: Service, client: openai.OpenAI, body: dict[str, Any], param: str
+) -> None:
+    refused = service.post("/v1/chat/completions", {"model": "tiny", "messages": asked(WHO), **body})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert error["message"].startswith(f"{param}: ")
+    assert "not supported" in error["message"]
+    assert "; " not in error["message"].replace("; this service reads text only", ""), "one sentence"
+    with pytest.raises(openai.BadRequestError, match="not supported"):
+        client.chat.completions.create(**{"model": "tiny", "messages": asked(WHO), **body})
 
 
 @pytest.mark.parametrize(
@@ -218,6 +248,87 @@ def test_harmless_parameters_pass(client: openai.OpenAI) -> None:
     assert made.choices[0].message.content == "Ada Brook"
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [*asked(WHO), {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT],
+        [*asked(WHO), {"role": "assistant", "content": None, "function_call": {"name": "f"}}, FUNCTION_RESULT],
+        [
+            *asked("Is it raining?"),
+            {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
+            {**RESULT, "content": [{"type": "text", "text": "Rain"}]},
+            {"role": "assistant", "content": "Yes."},
+            *asked(WHO),
+        ],
+        [*asked(WHO), {"role": "system", "content": "Answer briefly."}],
+        [{"role": "system", "content": None}, *asked(WHO), {"role": "developer", "content": []}],
+        [*asked(WHO), {"role": "assistant", "content": None}],
+        [*asked(WHO), {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}],
+        [{"role": "assistant", "content": "Hello!"}, *asked(WHO), {"role": "user", "content": None}],
+    ],
+)
+def test_histories_of_other_programs_are_answered(client: openai.OpenAI, messages: list[Any]) -> None:
+    made = client.chat.completions.create(model="tiny", messages=messages)
+    assert made.choices[0].message.content == "Ada Brook"
+
+
+@pytest.mark.parametrize("beginning", ["Ada", "Ada ", "\nAda"])
+def test_an_answer_goes_on_from_the_last_message_of_the_assistant(client: openai.OpenAI, beginning: str) -> None:
+    messages: list[Any] = [*asked(WHO), {"role": "assistant", "content": beginning}]
+    made = client.chat.completions.create(model="tiny", messages=messages)
+    rest = made.choices[0].message.content or ""
+    assert f"{beginning.lstrip()}{rest}" == "Ada Brook"
+    assert any(each["marks"] for each in made.ragkv["citations"])  # type: ignore[attr-defined]
+    stream = client.chat.completions.create(model="tiny", messages=messages, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == rest
+
+
+def test_an_answer_that_begins_otherwise_is_told_as_a_whole() -> None:
+    async def pieces(*texts: str) -> AsyncIterator[str]:
+        for text in texts:
+            yield text
+
+    async def told(beginning: str, *texts: str) -> str:
+        return "".join([piece async for piece in continued(pieces(*texts), beginning)])
+
+    assert asyncio.run(told("Ada Br", "Ada", "", " Broo", "k")) == "ook"
+    assert asyncio.run(told("Ada Brook", "Ada ", "Brook")) == ""
+    assert asyncio.run(told("Calloway Yard", "unknown")) == "unknown"
+    assert asyncio.run(told("", "Ada", " Brook")) == "Ada Brook"
+
+
+@pytest.mark.parametrize("stop", ["", [], None, [""]])
+def test_an_empty_stop_string_stops_nothing(client: openai.OpenAI, stop: Any) -> None:
+    made = client.chat.completions.create(model="tiny", messages=asked(WHO), stop=stop)
+    assert made.choices[0].message.content == "Ada Brook"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_minus_one_stands_for_the_limit_of_the_service(service: Service, client: openai.OpenAI, name: str) -> None:
+    def length(**more: Any) -> int:
+        made = client.chat.completions.create(model="tiny", messages=asked(WHO), **more)
+        assert made.usage is not None
+        return made.usage.completion_tokens
+
+    with endless(service.engine_thread):
+        assert length(**{name: -1}) == length() > length(**{name: 3}) == 3
+
+
+def test_penalties_keep_an_answer_from_repeating_itself(service: Service, client: openai.OpenAI) -> None:
+    def answered(**more: Any) -> str:
+        made = client.chat.completions.create(model="tiny", messages=asked(WHO), max_tokens=64, **more)
+        return made.choices[0].message.content or ""
+
+    def repeated(text: str) -> int:
+        return len(text.split()) - len(set(text.split()))
+
+    with endless(service.engine_thread):
+        plain, penalised = answered(), answered(presence_penalty=2.0, frequency_penalty=2.0)
+        again = answered(frequency_penalty=-2.0)
+    assert len({plain, penalised}) == 2
+    assert repeated(penalised) < repeated(plain) <= repeated(again)
+
+
 def test_a_full_queue_raises_the_clients_rate_limit_error(service: Service, client: openai.OpenAI) -> None:
     with held(service):
         waiting = [
@@ -241,6 +352,10 @@ def test_messages_keep_their_roles() -> None:
     assert read(*chat) == ChatTurns("When was it built?", ((WHO, "Ada Brook"),), "Be brief.")
     assert read(("assistant", "Hello"), ("user", "Hm."), ("user", WHO)) == ChatTurns(f"Hm.\n{WHO}")
     assert read(("user", WHO), ("assistant", ""), ("user", "And when?")).question == f"{WHO}\nAnd when?"
+    late = (("user", WHO), ("assistant", "Ada"), ("assistant", "Brook"), ("user", "When?"), ("system", "Be brief."))
+    assert read(*late) == ChatTurns("When?", ((WHO, "Ada\nBrook"),), "Be brief.")
+    assert read(*late[:3]) == ChatTurns(WHO, beginning="Brook")
+    assert read(("user", WHO), ("assistant", "Ada"), ("system", "Be brief.")) == ChatTurns(WHO, (), "Be brief.")
 
 
 def test_a_follow_up_question_retrieves_the_document_of_the_earlier_one(client: openai.OpenAI) -> None:
