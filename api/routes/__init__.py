@@ -14,6 +14,7 @@ from ragkv.api.routes import (
     history,
     jobs,
     metrics,
+    ollama,
     openai,
     search,
     texts,
@@ -24,5 +25,18 @@ from ragkv.api.routes.dependencies import refuse_unknown_parameters
 router = APIRouter(dependencies=[Depends(refuse_unknown_parameters)])
 router.include_router(uploads.router)
 router.include_router(document_parts.router)  # before the documents, whose paths match its paths, too
-for module in (documents, jobs, collections, search, answers, history, conversations, openai, texts, health, metrics):
+for module in (
+    documents,
+    jobs,
+    collections,
+    search,
+    answers,
+    history,
+    conversations,
+    openai,
+    ollama,
+    texts,
+    health,
+    metrics,
+):
     router.include_router(module.router)

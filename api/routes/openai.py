@@ -10,12 +10,14 @@ from fastapi import APIRouter, Request
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import JSONResponse, Response
 
+from ragkv.api.error_forms import openai_error
 from ragkv.api.errors import Gone
 from ragkv.api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
 from ragkv.api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
 from ragkv.api.routes.openai_chat import ChatReply, continued, method_of, options_of, turns_of
 from ragkv.api.routes.openai_tasks import task_reply
 from ragkv.api.runtime.answer_stream import AnswerStream
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
 from ragkv.errors import NotFound
 
@@ -95,7 +97,7 @@ async def _chunks(stream: AnswerStream, reply: ChatReply) -> AsyncIterator[bytes
     except Gone:
         raise
     except Exception as error:
-        yield encode_event(stream_fault(error).to_openai())
+        yield encode_event(openai_error(stream_fault(error)))
 
 
 @router.get("/v1/models", response_model=Models, responses={status: ERRORS[status] for status in (400, 401, 403)})
@@ -118,6 +120,12 @@ async def model(model_id: str, request: Request, engine_thread: EngineThreadDep)
 
 
 def _models(request: Request, engine_thread: EngineThreadDep) -> list[dict[str, Any]]:
-    names = [engine_thread.model, *(f"{engine_thread.model}:{method}" for method in engine_thread.methods)]
     created = request.app.state.started
-    return [{"id": name, "object": "model", "created": created, "owned_by": "ragkv"} for name in names]
+    return [
+        {"id": name, "object": "model", "created": created, "owned_by": "ragkv"} for name in model_names(engine_thread)
+    ]
+
+
+def model_names(engine_thread: EngineThread) -> list[str]:
+    """List the valid values of `model`."""
+    return [engine_thread.model, *(f"{engine_thread.model}:{method}" for method in engine_thread.methods)]

@@ -28,7 +28,7 @@ READ = (
         "/v1/jobs",
         "/v1/jobs/one",
     ),
-    *("/v1/answers", "/v1/answers/one", "/v1/conversations/one", "/v1/models", "/dashboard/", "/"),
+    *("/v1/answers", "/v1/answers/one", "/v1/conversations/one", "/v1/models", "/api/tags", "/dashboard/", "/"),
 )
 SENT = (
     ("/v1/answers", {"question": QUESTION}),
@@ -39,6 +39,8 @@ SENT = (
     ("/v1/documents", {"documents": [HARBOUR, BRIDGE]}),
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ("/api/chat", CHAT),
+    ("/api/generate", {"model": CHAT["model"], "prompt": QUESTION, "stream": False}),
     ("/v1/rerank", {"model": "m", "query": QUESTION, "documents": ["a"]}),
 )
 TOOLS = (
