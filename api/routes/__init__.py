@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends
 
 from ragkv.api.routes import (
     answers,
+    anthropic,
     collections,
     conversations,
     document_parts,
@@ -35,6 +36,7 @@ for module in (
     conversations,
     openai,
     ollama,
+    anthropic,
     texts,
     health,
     metrics,

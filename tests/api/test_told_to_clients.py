@@ -40,6 +40,8 @@ SENT = (
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {**CHAT, "stream": True}),
     ("/api/chat", CHAT),
+    ("/v1/messages", {**CHAT, "max_tokens": 2}),
+    ("/v1/messages/count_tokens", CHAT),
     ("/api/generate", {"model": CHAT["model"], "prompt": QUESTION, "stream": False}),
     ("/v1/rerank", {"model": "m", "query": QUESTION, "documents": ["a"]}),
 )

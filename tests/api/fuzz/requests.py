@@ -48,6 +48,8 @@ BODIES: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/chat/completions", CHAT),
     ("POST", "/v1/chat/completions", {**CHAT, "stream": True, "stop": ["a"], "tools": [{}], "user": "a"}),
     ("POST", "/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": TITLE}]}),
+    ("POST", "/v1/messages", {**CHAT, "stream": True, "system": [{"type": "text", "text": "a"}]}),
+    ("POST", "/v1/messages/count_tokens", CHAT),
     ("POST", "/api/chat", {**CHAT, "stream": True, "options": {"num_predict": 2, "stop": ["a"]}, "keep_alive": "5m"}),
     ("POST", "/api/generate", {"model": "tiny", "prompt": "Who?", "stream": False, "options": {"ragkv": ASKED}}),
     ("POST", "/v1/embeddings", {"model": "all-MiniLM-L6-v2", "input": ["harbour", "bridge"]}),

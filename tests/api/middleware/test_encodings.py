@@ -33,6 +33,8 @@ POSTED = (
     ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "c", "name": "n"}], "user": "u"}),
     ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "c"}], "stop": "s"}),
     ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "c"}], "stop": ["s"]}),
+    ("/v1/messages", {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "c"}], "system": "s"}),
+    ("/v1/messages/count_tokens", {"model": "m", "messages": [{"role": "user", "content": "c"}]}),
     ("/api/chat", {"model": "m", "messages": [{"role": "user", "content": "c"}], "options": {"stop": ["s"]}}),
     ("/api/generate", {"model": "m", "prompt": "p", "system": "s"}),
 )
