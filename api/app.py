@@ -24,18 +24,19 @@ from ragkv import __version__
 from ragkv.api import errors
 from ragkv.api.dashboard import login
 from ragkv.api.middleware.access_log import AccessLogMiddleware, RequestObserver, log_request
-from ragkv.api.middleware.auth import AuthMiddleware
 from ragkv.api.middleware.authenticator import Authenticator, open_authenticator
-from ragkv.api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
-from ragkv.api.middleware.hosts import HostMiddleware, is_loopback, read_hosts
+from ragkv.api.middleware.body_limit import BodyBounds
+from ragkv.api.middleware.hosts import is_loopback, read_hosts
 from ragkv.api.middleware.keys import read_operators
-from ragkv.api.middleware.rate_limit import RateLimitMiddleware
+from ragkv.api.middleware.origins import read_origins
+from ragkv.api.middleware.paths import PathMiddleware, read_prefix
 from ragkv.api.middleware.security_headers import SecurityHeadersMiddleware
+from ragkv.api.middleware.stack import add_middleware
 from ragkv.api.observability.logs import configured_logging
 from ragkv.api.observability.metrics import MetricsCollector
 from ragkv.api.observability.request_counters import RequestCounters
 from ragkv.api.openapi import add_security
-from ragkv.api.routes import mcp, router
+from ragkv.api.routes import description, mcp, router
 from ragkv.api.runtime.connections import Connections, protocol_options
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.runtime.peers import NoPeers
@@ -65,12 +66,13 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         tracing: Replaces the tracing that the settings ask for.
 
     Raises:
-        ConfigError: The API keys, the issuer or host names cannot be used, or traces or OCR are on and cannot be made.
+        ConfigError: The API keys, the issuer, names, origins or the root path cannot be used, or traces or OCR are on
+            and cannot be made.
             Starting the application raises it when the engine cannot be opened.
         CatalogCorrupt: Raised at start when the catalogue is damaged.
     """
     authenticator = open_authenticator(settings)
-    hosts = read_hosts(settings, bool(authenticator))
+    hosts, origins, prefix = read_hosts(settings, bool(authenticator)), read_origins(settings), read_prefix(settings)
     tracing = tracing or (_open_tracing() if settings.traces else None)
     allowance_of(settings.part(IngestSettings))  # before the model is loaded
     bounds = BodyBounds(settings.max_document_bytes)
@@ -79,13 +81,15 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         version=__version__,
         summary="Answers questions from your documents and says what every answer reused.",
         lifespan=_make_lifespan(bounds, tracing),
-        docs_url=None,  # FastAPI's pages load scripts from the network
-        redoc_url=None,
+        openapi_url=None,  # routes/description.py has it, and a page: FastAPI's pages load scripts from the network
+        redirect_slashes=False,  # middleware/paths.py
         # FastAPI's telemetry would record paths and error messages, and an environment variable can turn it on.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
+    app.state.prefix = prefix
     _fill_state(app, settings, authenticator, tracing)
     app.include_router(router)
+    app.include_router(description.router)
     app.include_router(login.router)
     app.router.routes.append(mcp.route)
     errors.install(app)
@@ -93,11 +97,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         from ragkv.api.dashboard.attach import attach  # takes half a second to import
 
         attach(app)
-    app.add_middleware(BodyLimitMiddleware, bounds=bounds)
-    app.add_middleware(RateLimitMiddleware, limiter=app.state.limiter)
-    # Outside the limit: the middleware added last runs first.
-    app.add_middleware(AuthMiddleware, authenticator=authenticator, audit=app.state.engine_thread.audit)
-    app.add_middleware(HostMiddleware, hosts=hosts)
+    add_middleware(app, authenticator, bounds, hosts=hosts, origins=origins)
     return app
 
 
@@ -154,11 +154,12 @@ def _open_tracing() -> Tracing:
 
 
 class _Service(FastAPI):
-    """Puts the security headers and the access log around everything, also around the handler of unexpected errors."""
+    """Puts paths, security headers and the access log around everything, and around the handler of errors, too."""
 
     def build_middleware_stack(self) -> ASGIApp:
         observers: list[RequestObserver] = self.state.observers
-        return SecurityHeadersMiddleware(AccessLogMiddleware(super().build_middleware_stack(), observers))
+        logged = AccessLogMiddleware(super().build_middleware_stack(), observers)
+        return PathMiddleware(SecurityHeadersMiddleware(logged), self.state.prefix)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI schema with the security schemes."""

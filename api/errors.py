@@ -155,7 +155,8 @@ def _allowed_methods(request: Request) -> list[str]:
     """List the methods of a path. Several routes may share a path, and Starlette lists only those of the first."""
     scope = {"type": "http", "path": request.scope["path"], "root_path": "", "headers": []}
     routes = request.app.router.routes
-    return [method for method in _METHODS if any(_matches(route, {**scope, "method": method}) for route in routes)]
+    found = {method for method in _METHODS if any(_matches(route, {**scope, "method": method}) for route in routes)}
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # middleware/head.py
 
 
 def _matches(route: BaseRoute, scope: Scope) -> bool:

@@ -46,6 +46,8 @@ FORMATS = {
     ".tsv": "csv",
 }
 """Suffix → module of ingest/formats."""
+OCR_SECONDS = 12.0
+"""What a PDF may take for each page that OCR may read: a full page takes ten seconds on a busy core."""
 _PIECE = 65536
 _OCR_PACKAGES = {"rapidocr": "rapidocr>=3.10,<3.11", "onnxruntime": "onnxruntime>=1.23,<1.29"}
 """Module → requirement, as in pyproject.toml."""
@@ -84,7 +86,7 @@ def allowance_of(settings: IngestSettings) -> Allowance:
             f"RAGKV_OCR needs {' and '.join(missing)}, not installed here: pip install {wanted}, which are the extra "
             "ragkv[ocr], or leave it unset"
         )
-    return Allowance(settings.parse_seconds, settings.parse_bytes, settings.ocr_pages, settings.ocr_seconds)
+    return Allowance(settings.parse_seconds, settings.parse_bytes, settings.ocr_pages, OCR_SECONDS * settings.ocr_pages)
 
 
 def parse(file: BinaryIO, suffix: str, limit: int, allowed: Allowance = USUAL) -> Parsed:
@@ -102,7 +104,7 @@ def parse(file: BinaryIO, suffix: str, limit: int, allowed: Allowance = USUAL) -
         OSError: No process can be started.
     """
     ocr = allowed.ocr_pages if FORMATS[suffix] == "pdf" else 0
-    seconds, setting = (allowed.ocr_seconds, "ocr_seconds") if ocr else (allowed.seconds, "parse_seconds")
+    seconds, setting = (allowed.ocr_seconds, "ocr_pages") if ocr else (allowed.seconds, "parse_seconds")
     arguments = [FORMATS[suffix], str(limit), repr(seconds), str(allowed.memory), str(ocr)]
     most = 2 * limit + 65536  # in JSON a line end, a quote or a backslash has two bytes
     return decode_reply(

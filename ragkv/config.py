@@ -24,6 +24,8 @@ from ragkv.errors import ConfigError
 
 SECRETS = Path("/run/secrets")
 """Where containers find secrets: a file for each, with the name of the environment variable in lower case."""
+REPLACED = {"OCR_SECONDS": "OCR_PAGES", "REPLICA_REQUESTS": "BATCH"}
+"""Settings that there were, with the one that each follows from now."""
 
 
 def bundled_models() -> Path:
@@ -179,8 +181,9 @@ class IngestSettings(_Part):
     )
     parse_bytes: int = Field(2**30, ge=2**27, description="Memory that it may take, in bytes of address space.")
     ocr: bool = Field(False, description="Read scanned pages of PDFs by OCR; needs `ragkv[ocr]`.")
-    ocr_pages: int = Field(50, ge=1, le=10_000, description="Pages of one PDF that OCR may read.")
-    ocr_seconds: float = Field(600.0, gt=0, le=36_000, description="Seconds that parsing one PDF may take with OCR.")
+    ocr_pages: int = Field(
+        50, ge=1, le=10_000, description="Pages of one PDF that OCR may read; parsing may take 12 seconds for each."
+    )
     collection_bytes: int = Field(0, ge=0, description="Bytes of KV a collection may hold; 0: any number.")
 
 
@@ -213,6 +216,15 @@ class ServingSettings(_Part):
     public_url: str = Field(
         "", description="Address under which users reach `ragkv serve`, where it is not that of host and port."
     )
+    root_path: str = Field(
+        "",
+        description="Path below which a proxy serves `ragkv serve`, such as /ragkv; empty: that of `public_url`. A "
+        "proxy may name another one in X-Forwarded-Prefix.",
+    )
+    origins: str = Field(
+        "",
+        description="Origins whose pages may use the API from a browser, comma separated; `*`: every one; empty: none.",
+    )
     api_keys: SecretStr = Field(
         SecretStr(""),
         description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "
@@ -241,9 +253,6 @@ class ServingSettings(_Part):
     )
     max_replicas: int = Field(
         0, ge=0, le=1000, description="Most replicas; more are started under load. 0: always as many as `replicas`."
-    )
-    replica_requests: float = Field(
-        8.0, gt=0, description="Requests of a replica, on average, above which another one is started."
     )
     ray_address: str = Field(
         "",
@@ -383,7 +392,11 @@ def unknown_variables() -> list[tuple[str, str]]:
     files = SECRETS.glob("ragkv_*") if os.access(SECRETS, os.R_OK | os.X_OK) else ()
     given = {name for name in (*os.environ, *(file.name for file in files)) if name.upper().startswith("RAGKV_")}
     strange = {name: name.upper().removeprefix("RAGKV_") for name in sorted(given)}
-    near = {name: get_close_matches(bare, known, 1) for name, bare in strange.items() if bare not in known}
+    near = {
+        name: [REPLACED[bare]] if bare in REPLACED else get_close_matches(bare, known, 1)
+        for name, bare in strange.items()
+        if bare not in known
+    }
     return [(name, f"RAGKV_{found[0]}" if found else "") for name, found in near.items()]
 
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI, Request
 from nicegui import core, ui
 
-from ragkv.api.dashboard.guard import ROOT, DashboardHeadersMiddleware
+from ragkv.api.dashboard.guard import ROOT, DashboardHeadersMiddleware, prefix_of
 from ragkv.api.dashboard.page import build_page
 from ragkv.api.dashboard.series import PERIOD, Series
 from ragkv.errors import ConfigError
@@ -33,7 +33,7 @@ def attach(app: FastAPI) -> None:
 
     @ui.page("/", title="ragkv", response_timeout=10)
     def page(request: Request) -> None:
-        build_page(app, getattr(request.state, "caller", None))
+        build_page(app, getattr(request.state, "caller", None), prefix_of(request.scope))
 
     ui.run_with(
         app,

@@ -115,15 +115,23 @@ def accepts_html(headers: Headers) -> bool:
     return "text/html" in headers.get("accept", "")
 
 
-def login_page(wrong: bool = False) -> HTMLResponse:
+def prefix_of(scope: Scope) -> str:
+    """Return the path below which the client of a request sees the service; "" for none."""
+    prefix: str = scope.get("state", {}).get("prefix", "")
+    return prefix
+
+
+def login_page(prefix: str, wrong: bool = False) -> HTMLResponse:
     """Build the page that asks for a key, or for a token.
 
     Args:
+        prefix: Result of `prefix_of`.
         wrong: Whether to say that the last one was not known.
     """
     alert = '<p role="alert">This API key is not known.</p>' if wrong else ""
     headers = {"WWW-Authenticate": 'Bearer realm="ragkv"', "Content-Security-Policy": _FORM_POLICY, **_REFERRER}
-    return HTMLResponse(_FORM.replace("<!-- alert -->", alert), 401, headers)
+    page = _FORM.replace("<!-- alert -->", alert).replace("<!-- prefix -->", prefix)
+    return HTMLResponse(page, 401, headers)
 
 
 _FORM = f"""<!doctype html>
@@ -135,7 +143,7 @@ form {{ display: grid; gap: .75rem; width: min(24rem, 100%) }}
 input, button {{ font: inherit; padding: .6rem .8rem; border-radius: .4rem; border: 1px solid #8888 }}
 button {{ background: #0072b2; color: #fff; border: 0; cursor: pointer }}
 [role=alert] {{ margin: 0 }}
-</style></head><body><form method="post" action="{LOGIN}">
+</style></head><body><form method="post" action="<!-- prefix -->{LOGIN}">
 <h1>ragkv</h1><label for="key">API key or token</label>
 <input id="key" name="key" type="password" autocomplete="current-password" required autofocus>
 <!-- alert --><button>Open the dashboard</button></form></body></html>"""

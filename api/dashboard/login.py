@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from ragkv.api.dashboard.guard import COOKIE, LOGIN, ROOT, TICKET_SECONDS, accepts_html, login_page
+from ragkv.api.dashboard.guard import COOKIE, LOGIN, ROOT, TICKET_SECONDS, accepts_html, login_page, prefix_of
 from ragkv.api.middleware.authenticator import Authenticator
 
 router = APIRouter(include_in_schema=False)
@@ -28,18 +28,19 @@ async def login(request: Request) -> Response:
     caller = await authenticator.caller_of(key.strip()) if isinstance(key, str) else None
     if caller is None:
         if accepts_html(request.headers):
-            return login_page(wrong=True)
+            return login_page(prefix_of(request.scope), wrong=True)
         raise HTTPException(401, "this API key is not known", {"WWW-Authenticate": 'Bearer realm="ragkv"'})
     response = RedirectResponse(ROOT, 303)
     secure = request.url.scheme == "https"
     ticket = authenticator.tickets.issue(caller)
-    response.set_cookie(COOKIE, ticket, TICKET_SECONDS, httponly=True, samesite="strict", secure=secure)
+    path = prefix_of(request.scope) or "/"
+    response.set_cookie(COOKIE, ticket, TICKET_SECONDS, path=path, httponly=True, samesite="strict", secure=secure)
     return response
 
 
 @router.post(f"{ROOT}/logout")
-async def logout() -> Response:
+async def logout(request: Request) -> Response:
     """Delete the ticket."""
     response = RedirectResponse(ROOT, 303)
-    response.delete_cookie(COOKIE)
+    response.delete_cookie(COOKIE, prefix_of(request.scope) or "/")
     return response

@@ -26,19 +26,20 @@ MODES = {None: "brightness_auto", False: "light_mode", True: "dark_mode"}
 """Icons of the colour modes: as the system, light, dark."""
 
 
-def build_page(app: FastAPI, caller: Caller | None) -> None:
+def build_page(app: FastAPI, caller: Caller | None, prefix: str) -> None:
     """Build the page for one browser.
 
     Args:
         app: The application.
         caller: Who is logged in; None if the service is open to all.
+        prefix: Path below which the browser sees the service.
     """
     engine_thread: EngineThread = app.state.engine_thread
     user = caller.tenant if caller is not None else None
     caller, tenant = caller or Caller(), user or Tenant()
     ui.add_css(STYLE)
     ui.colors(primary=BLUE, secondary=BLUE, accent=BLUE)
-    status = _header(user)
+    status = _header(user, prefix)
     with ui.tabs().props("no-caps align=left inline-label") as tabs:
         for name, icon in TABS.items():
             ui.tab(name, icon=icon)
@@ -93,7 +94,7 @@ class _Login:
         return self._caller.expired
 
 
-def _header(user: Tenant | None) -> ui.label:
+def _header(user: Tenant | None, prefix: str) -> ui.label:
     """Add the header; return the label that shows the state of the service."""
     with ui.header().classes("header"):
         ui.label("ragkv").classes("brand").props("role=heading aria-level=1")
@@ -102,7 +103,7 @@ def _header(user: Tenant | None) -> ui.label:
         _mode_button()
         if user is not None:
             ui.label(user.name).props(f'aria-label="Tenant {user.name}"')
-            with ui.element("form").props(f'method=post action="{ROOT}/logout"'):
+            with ui.element("form").props(f'method=post action="{prefix}{ROOT}/logout"'):
                 ui.button("Leave", icon="logout").props("flat dense no-caps type=submit color=inherit")
     return status
 

@@ -10,8 +10,9 @@ gives the same access as the key.
 
 Without keys, and with a ticket, any web page could make a browser send a form to the service. Requests that change
 something or ask a question are therefore refused when they come from a page of another origin, and so are WebSockets
-and all that belongs to the dashboard. Names that lead here by a trick of DNS are refused before (middleware/hosts.py).
-A request with a key needs no such check, because another page does not have the key.
+and all that belongs to the dashboard. Without keys, pages of RAGKV_ORIGINS may send them (middleware/origins.py).
+Names that lead here by a trick of DNS are refused before (middleware/hosts.py). A request with a key needs no such
+check, because another page does not have the key.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ragkv.api.dashboard.guard import COOKIE, LOGIN, accepts_html, is_dashboard_path, login_page
+from ragkv.api.dashboard.guard import COOKIE, LOGIN, accepts_html, is_dashboard_path, login_page, prefix_of
 from ragkv.api.errors import Fault, error_response, fault_of
 from ragkv.api.middleware.authenticator import Authenticator
 from ragkv.api.middleware.inference_paths import INFERENCE
+from ragkv.api.middleware.origins import Origins
 from ragkv.api.observability.audit import AuditLog
 from ragkv.api.runtime.callers import Caller, IssuerAway
 from ragkv.api.runtime.request_context import current
@@ -38,10 +40,13 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 READERS_MAY = frozenset({("POST", path) for path in (*INFERENCE, "/v1/search", "/mcp", LOGIN)})
 """What readers may send besides requests that read. Conversations are their own, too."""
 CONVERSATIONS = "/v1/conversations/"
+DOCS = "/docs"
+"""The page that describes the API."""
 LOG_SECONDS = 1.0
 """Least time between two log lines about refused requests, so that guessing keys cannot fill the log."""
 
 logger = logging.getLogger("ragkv.api")
+_NO_OTHER_ORIGIN = Origins()
 
 
 class AuthMiddleware:
@@ -51,8 +56,10 @@ class AuthMiddleware:
         refused: Requests without a valid key since the start.
     """
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog):
-        self.app, self.authenticator, self.audit = app, authenticator, audit
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog, origins: Origins = _NO_OTHER_ORIGIN
+    ):
+        self.app, self.authenticator, self.audit, self.origins = app, authenticator, audit, origins
         self.refused = 0
         self._logged = (0, 0.0)
 
@@ -66,7 +73,7 @@ class AuthMiddleware:
         if fault is not None and not _is_public(scope):
             self._count_refused(scope)
             return await self._refuse(fault, scope, receive, send)
-        if _is_cross_origin(scope, connection.headers) and not (guarded and key):
+        if _is_cross_origin(scope, connection.headers) and not (key if guarded else self._allows(connection)):
             return await self._refuse(_CROSS_ORIGIN, scope, receive, send)
         caller = scope.get("state", {}).get("caller")
         if caller is not None and not caller.writes and _needs_writer(scope):
@@ -74,6 +81,11 @@ class AuthMiddleware:
             self.audit.record(caller, action, "forbidden")
             return await self._refuse(_READER, scope, receive, send)
         await self.app(scope, receive, send)
+
+    def _allows(self, connection: HTTPConnection) -> bool:
+        """Return whether a page of another origin may send this where there are no keys. The dashboard has its own."""
+        path, origin = connection.scope["path"], connection.headers.get("origin", "")
+        return connection.scope["type"] == "http" and not is_dashboard_path(path) and self.origins.allows(origin)
 
     async def _authenticate(self, connection: HTTPConnection, key: str | None) -> Fault | None:
         """Store the caller in the request. Return what to answer if there is none.
@@ -100,9 +112,10 @@ class AuthMiddleware:
     async def _refuse(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        for_browsers = is_dashboard_path(scope["path"]) or scope["path"] == "/"
+        for_browsers = is_dashboard_path(scope["path"]) or scope["path"] in ("/", DOCS)
         show_login = fault.status == 401 and for_browsers and accepts_html(Headers(scope=scope))
-        await (login_page() if show_login else error_response(fault, scope))(scope, receive, send)
+        page = login_page(prefix_of(scope)) if show_login else error_response(fault, scope)
+        await page(scope, receive, send)
 
     def _count_refused(self, scope: Scope) -> None:
         self.refused += 1

@@ -1,11 +1,12 @@
 """Body-limit middleware: answers 413 to a request body over a limit before the body is read.
 
-The limits are of its bytes and, in JSON, of those that are syntax (json_syntax.py). It also refuses what is not UTF-8
-(encodings.py), while it counts.
+The limits are of its bytes and, in JSON, of those that are syntax (json_syntax.py). It also refuses content types that
+the API does not read with 415, and what is not UTF-8 (encodings.py), while it counts.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -23,6 +24,7 @@ UPLOAD_DOCUMENTS = 4
 """Limit of an upload, in largest documents. Each file is limited to one document as well."""
 _BODY_BYTES = 2 * 2**20
 _OVERHEAD_BYTES = 2**20  # JSON or form syntax around documents
+_JSON = re.compile(r"\s*application/([^\s;/]+\+)?json\s*(;|$)", re.IGNORECASE)
 _SYNTAX = f"the JSON of this request has over {MOST} bytes of syntax and numbers; send fewer values at a time"
 
 
@@ -55,7 +57,7 @@ class BodyLimitMiddleware:
         """Pass the request on, unless it announces or sends too much."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        if (unreadable := fault_of_encoding(scope)) is not None:
+        if (unreadable := fault_of_encoding(scope) or _fault_of_kind(scope)) is not None:
             return await error_response(unreadable, scope)(scope, receive, send)
         limit = self.bounds.of(scope)
         announced = Headers(scope=scope).get("content-length", "0")
@@ -70,6 +72,24 @@ def is_form(scope: Scope) -> bool:
     """Return whether the headers declare a multipart form."""
     content_type = Headers(scope=scope).get("content-type", "").partition(";")[0]
     return content_type.strip().lower() == "multipart/form-data"
+
+
+def _fault_of_kind(scope: Scope) -> Fault | None:
+    """Return why a body of the API is not read: its content type or its content coding."""
+    headers, path = Headers(scope=scope), scope["path"]
+    if not path.startswith("/v1/") or not _has_body(headers):
+        return None
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        return Fault(415, "bodies are read as they are; send none with a Content-Encoding", "unsupported_coding")
+    form = path == DOCUMENTS and scope["method"] == "POST"
+    if _JSON.match(headers.get("content-type", "")) or (form and is_form(scope)):
+        return None
+    kinds = "application/json" + (" or multipart/form-data" if form else "")
+    return Fault(415, f"this route reads {kinds}; say so in Content-Type", "unsupported_media_type")
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
 
 
 def _limited(receive: Receive, limit: int, text: BodyText, syntax: JsonSyntax | None) -> Receive:

@@ -166,7 +166,7 @@ def build_application(settings: Settings, gpus: int, cpus: float) -> serve.Appli
     least = max(1, serving.replicas)
     autoscaling: dict[str, Any] = {"num_replicas": least}
     if serving.max_replicas > least:
-        target = serving.replica_requests
+        target = max(1.0, serving.batch / 2)  # a replica decodes so many together without delay
         autoscaling = {
             "autoscaling_config": {
                 "min_replicas": least,

@@ -16,7 +16,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ragkv.api.dashboard.guard import is_dashboard_path
 from ragkv.api.errors import Fault, error_response
 from ragkv.api.middleware.security_headers import HEADERS
 from ragkv.api.runtime.request_heads import check_headers
@@ -28,6 +27,8 @@ SESSION = "x-session-id"
 """The header that Ray's proxy passes on to the router."""
 ONE_PLACE = "c-one-place"
 """Key of everything that one replica does for all: the dashboard, whose pages live in its memory, and the metrics."""
+_PARTS = ("v1", "dashboard", "metrics")
+"""Parts of paths that tell one from the other, whichever comes first."""
 _RAYS_OWN = "/-/"
 """Paths that Ray's proxy answers itself: its own health and routes."""
 _CONTROLS = ("serve-multiplexed-model-id", "x-request-timeout-seconds", "x-request-disconnect-disabled", SESSION)
@@ -97,7 +98,8 @@ def _direct(scope: Scope) -> None:
 def _key_of(scope: Scope) -> str:
     """Return the key of a request: what its client says, else that of its credential; "" where it has none."""
     headers = Headers(scope=scope)
-    if is_dashboard_path(scope["path"]) or scope["path"] == "/metrics":
+    # A proxy before this one may serve the service below a path, which only the replicas know.
+    if next((part for part in scope["path"].split("/") if part in _PARTS), "v1") != "v1":
         return ONE_PLACE
     sent = headers.get(HEADER, "")
     if 0 < len(sent) <= LONGEST and sent.isascii() and sent.isprintable():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import JSONResponse, Response
 
@@ -14,18 +14,19 @@ from ragkv.api.error_forms import openai_error
 from ragkv.api.errors import Gone
 from ragkv.api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
 from ragkv.api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
-from ragkv.api.routes.openai_chat import ChatReply, continued, method_of, options_of, turns_of
+from ragkv.api.routes.openai_chat import ChatReply, continued, id_of, method_of, options_of, turns_of
 from ragkv.api.routes.openai_tasks import task_reply
 from ragkv.api.runtime.answer_stream import AnswerStream
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
+from ragkv.engine.registry import BASELINES
 from ragkv.errors import NotFound
 
 router = APIRouter()
-
+All = Annotated[bool, Query(description="List baselines, too.")]
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": OpenAIError, "description": HTTPStatus(status).phrase}
-    for status in (400, 401, 403, 404, 409, 413, 429, 503, 504)
+    for status in (400, 401, 403, 404, 409, 413, 415, 429, 503, 504)
 }
 _EXAMPLE = (
     'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"tiny","choices":[{"index":0,'
@@ -101,9 +102,11 @@ async def _chunks(stream: AnswerStream, reply: ChatReply) -> AsyncIterator[bytes
 
 
 @router.get("/v1/models", response_model=Models, responses={status: ERRORS[status] for status in (400, 401, 403)})
-async def models(request: Request, engine_thread: EngineThreadDep) -> Response:
-    """List the valid values of `model`: the loaded model, alone or with a method."""
-    return JSONResponse({"object": "list", "data": _models(request, engine_thread)})
+async def models(request: Request, engine_thread: EngineThreadDep, all: All = False) -> Response:
+    """List the valid values of `model`: the loaded model, alone or with a method. With `all` baselines are among them,
+    which are there to compare methods with."""
+    names = model_names(engine_thread, () if all else BASELINES)
+    return JSONResponse({"object": "list", "data": _models(request, names)})
 
 
 @router.get(
@@ -113,19 +116,18 @@ async def models(request: Request, engine_thread: EngineThreadDep) -> Response:
 )
 async def model(model_id: str, request: Request, engine_thread: EngineThreadDep) -> Response:
     """Show one model."""
-    for entry in _models(request, engine_thread):
-        if entry["id"] == model_id:
+    for entry in _models(request, model_names(engine_thread, ())):
+        if entry["id"] == model_id.rstrip("/").replace(engine_thread.model, id_of(engine_thread.model), 1):
             return JSONResponse(entry)
     raise NotFound("there is no such model; see /v1/models")
 
 
-def _models(request: Request, engine_thread: EngineThreadDep) -> list[dict[str, Any]]:
+def _models(request: Request, names: Sequence[str]) -> list[dict[str, Any]]:
     created = request.app.state.started
-    return [
-        {"id": name, "object": "model", "created": created, "owned_by": "ragkv"} for name in model_names(engine_thread)
-    ]
+    return [{"id": name, "object": "model", "created": created, "owned_by": "ragkv"} for name in names]
 
 
-def model_names(engine_thread: EngineThread) -> list[str]:
-    """List the valid values of `model`."""
-    return [engine_thread.model, *(f"{engine_thread.model}:{method}" for method in engine_thread.methods)]
+def model_names(engine_thread: EngineThread, hidden: Sequence[str] = BASELINES) -> list[str]:
+    """List the valid values of `model`, without the methods that are hidden."""
+    name = id_of(engine_thread.model)
+    return [name, *(f"{name}:{method}" for method in engine_thread.methods if method not in hidden)]

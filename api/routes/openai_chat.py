@@ -72,20 +72,26 @@ def turns_of(chat: Chat) -> ChatTurns:
     return ChatTurns("\n".join(asked), tuple(history), "\n".join(instructions), beginning)
 
 
+def id_of(name: str) -> str:
+    """Return a model's name as clients can write it anywhere, in lists and addresses: without blanks."""
+    return "-".join(name.replace("+", " ").split())
+
+
 def method_of(chat: Chat, model: str) -> str | None:
     """Return the method that the request names; None for the default of the service.
 
     Args:
         chat: The request.
-        model: Name of the loaded model.
+        model: Name of the loaded model; its id names it, too.
 
     Raises:
         NotFound: The request names another model.
         InputError: The request names two different methods.
     """
-    name, suffix = chat.model[: len(model)], chat.model[len(model) :]
-    if name != model or (suffix and not suffix.startswith(":")):
-        raise NotFound(f"there is no such model; use {model!r}, or see /v1/models")
+    suffixes = [chat.model.removeprefix(name) for name in (model, id_of(model)) if chat.model.startswith(name)]
+    suffix = next((suffix for suffix in suffixes if not suffix or suffix.startswith(":")), None)
+    if suffix is None:
+        raise NotFound(f"there is no such model; use {id_of(model)!r}, or see /v1/models")
     from_model, from_extension = suffix.removeprefix(":"), chat.ragkv.method
     if from_model and from_extension and from_model != from_extension:
         raise InputError("model and ragkv.method name two methods; give one")

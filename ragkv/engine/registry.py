@@ -122,6 +122,8 @@ METHODS: dict[str, MethodSpec] = {
 }
 
 METHOD_NAMES = (FULL, *METHODS)
+BASELINES = ("reuse", "reuse-encoded", "random")
+"""Methods to compare others with, and not to work with."""
 
 
 def make_method(spec: str, model: DecoderModel) -> Method:

@@ -19,7 +19,7 @@ from ragkv.api import errors
 from ragkv.client import Client
 from tests.api.conftest import Service, serving, settings
 
-DEFAULT = "SmolLM2-135M-Instruct + ragkv adapter"
+DEFAULT = "SmolLM2-135M-Instruct-ragkv-adapter"
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import socket
@@ -117,10 +118,32 @@ def test_a_body_that_is_not_valid_json_is_refused(service: Service, path: str, b
     check_problem(service.client.post(path, content=body, headers=JSON), 422)
 
 
-def test_a_body_needs_the_json_content_type(service: Service) -> None:
+def test_a_body_needs_a_content_type_that_is_read(service: Service) -> None:
     body = json.dumps({"question": "who?"}).encode()
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-        check_problem(service.client.post(ASK, content=body, headers={"content-type": kind}), 422)
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/x"):
+        problem = check_problem(service.client.post(ASK, content=body, headers={"content-type": kind}), 415)
+        assert problem["code"] == "unsupported_media_type"
+        assert "application/json" in problem["detail"]
+    check_problem(service.client.post(ASK, content=body), 415)
+    check_problem(service.client.post(ASK, content=iter([body]), headers={"content-type": "text/plain"}), 415)
+    check_problem(service.client.put(f"{ADD}/a", content=b"text", headers={"content-type": "text/markdown"}), 415)
+    form = check_problem(service.client.post(ADD, content=b"x", headers={"content-type": "text/csv"}), 415)
+    assert "multipart/form-data" in form["detail"]
+    chat = service.client.post(CHAT, content=body, headers={"content-type": "text/plain"})
+    assert (chat.status_code, set(chat.json())) == (415, {"error"})
+    for kind in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"):
+        assert service.client.post(ASK, content=body, headers={"content-type": kind}).status_code == 200, kind
+
+
+def test_a_compressed_body_is_refused_and_not_read_as_text(service: Service) -> None:
+    body = gzip.compress(json.dumps({"question": "who?"}).encode())
+    problem = check_problem(service.client.post(ASK, content=body, headers={**JSON, "content-encoding": "gzip"}), 415)
+    assert problem["code"] == "unsupported_coding"
+
+
+def test_a_request_without_a_body_needs_no_content_type(service: Service) -> None:
+    check_problem(service.client.post("/v1/jobs/nothing/cancel"), 404)
+    assert service.client.get("/v1/models", headers={"content-type": "text/plain"}).status_code == 200
 
 
 def test_a_too_long_question_is_refused_with_its_size_and_the_limit(service: Service) -> None:
@@ -249,7 +272,7 @@ def test_an_upload_refuses_query_parameters_that_it_does_not_have(service: Servi
 
 def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
     assert check_problem(service.client.delete(ASK), 405)
-    assert service.client.delete(ASK).headers["allow"] == "GET, POST"
+    assert service.client.delete(ASK).headers["allow"] == "GET, HEAD, POST"
     assert check_problem(service.client.get("/v2/answers"), 404)
     assert "/openapi.json" in check_problem(service.client.get("/"), 404)["detail"], "it has no dashboard"
     assert check_problem(service.client.post("/v1/documents?wait=maybe", json=HARBOUR), 422)
@@ -258,10 +281,10 @@ def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
-        (ADD, "GET, POST"),
-        (ASK + "/one/map", "GET"),
-        (ADD + "/harbour/plan", "DELETE, GET, PUT"),
-        ("/v1/conversations/one", "DELETE, GET"),
+        (ADD, "GET, HEAD, POST"),
+        (ASK + "/one/map", "GET, HEAD"),
+        (ADD + "/harbour/plan", "DELETE, GET, HEAD, PUT"),
+        ("/v1/conversations/one", "DELETE, GET, HEAD"),
         (CHAT, "POST"),
         ("/openapi.json", "GET, HEAD"),
     ],

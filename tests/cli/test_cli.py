@@ -153,7 +153,13 @@ def test_a_wrong_setting_is_one_line_and_exit_2(
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("RAGKV_TOPK", "did you mean RAGKV_TOP_K?"), ("ragkv_modle", "RAGKV_MODEL?"), ("RAGKV_X", "see docs/settings.md")],
+    [
+        ("RAGKV_TOPK", "did you mean RAGKV_TOP_K?"),
+        ("ragkv_modle", "RAGKV_MODEL?"),
+        ("RAGKV_X", "see docs/settings.md"),
+        ("RAGKV_OCR_SECONDS", "RAGKV_OCR_PAGES?"),
+        ("RAGKV_REPLICA_REQUESTS", "RAGKV_BATCH?"),
+    ],
 )
 def test_a_misspelt_setting_is_named_by_every_command_with_the_nearest_name(
     ragkv: Program, data: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str

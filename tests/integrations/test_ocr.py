@@ -145,7 +145,7 @@ def test_the_fullest_page_fits_the_usual_memory() -> None:
 
 def test_what_takes_too_long_is_refused_with_the_setting() -> None:
     started = time.monotonic()
-    with pytest.raises(InvalidDocument, match=r"longer than 1 s \(ocr_seconds\)"):
+    with pytest.raises(InvalidDocument, match=r"longer than 1 s \(ocr_pages\)"):
         read(scanned(noise(), noise()), Allowance(ocr_pages=5, ocr_seconds=1.0))
     assert time.monotonic() - started < 10
 

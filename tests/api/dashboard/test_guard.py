@@ -101,6 +101,24 @@ def test_the_ticket_works_like_the_key_from_own_pages_only(desk: Desk) -> None:
         assert client.get("/v1/documents").status_code == 401
 
 
+def test_below_a_path_of_a_proxy_the_page_its_assets_and_the_login_are_below_it(desk: Desk) -> None:
+    below = {"X-Forwarded-Prefix": "/a/rag"}
+    with httpx.Client(base_url=desk.url, headers=below, follow_redirects=False) as client:
+        assert 'action="/a/rag/dashboard/login"' in client.get("/dashboard", headers=PAGE).text
+        assert 'action="/a/rag/dashboard/login"' in client.post(LOGIN, data={"key": "x"}, headers=PAGE).text
+        came = client.post(LOGIN, data={"key": desk.key}, headers=PAGE)
+        assert came.headers["location"] == "/a/rag/dashboard"
+        assert "path=/a/rag;" in came.headers["set-cookie"].lower()
+        left = client.post("/dashboard/logout", headers={"X-API-Key": desk.key})
+        assert left.headers["location"] == "/a/rag/dashboard"
+        assert "path=/a/rag;" in left.headers["set-cookie"].lower() + ";"
+    page = desk.client.get("/dashboard", headers=below, follow_redirects=False)
+    assert page.status_code == 200, "without a redirect"
+    assert "/a/rag/dashboard/logout" in page.text
+    assert "/a/rag/dashboard/_nicegui" in page.text
+    assert not [mark for mark in ('src="/dashboard', 'href="/dashboard') if mark in page.text]
+
+
 def test_the_page_policy_forbids_other_origins(desk: Desk) -> None:
     policy = desk.client.get("/dashboard/").headers["content-security-policy"]
     assert "default-src 'self'" in policy

@@ -62,8 +62,10 @@ def test_a_key_that_is_too_long_or_not_plain_does_not_count(replica: TestClient)
 
 
 def test_the_dashboard_and_the_metrics_have_one_replica(replica: TestClient) -> None:
-    for path in ("/metrics", "/dashboard", "/dashboard/_nicegui_ws/socket.io/"):
+    for path in ("/metrics", "/dashboard", "/dashboard/_nicegui_ws/socket.io/", "/rag/metrics", "/a/rag/dashboard/"):
         assert key_of(replica, path, **{HEADER: "d-another"}) == ONE_PLACE
+    for path in ("/v1/documents/dashboard", "/rag/v1/documents/metrics", "/healthz"):
+        assert key_of(replica, path, **{HEADER: "d-another"}) == "d-another"
 
 
 def test_a_client_cannot_control_the_proxy(replica: TestClient) -> None:

@@ -58,6 +58,13 @@ def test_a_chat_is_streamed_unless_the_request_says_otherwise(service: Service) 
         assert {each["document_id"] for each in last["ragkv"]["citations"]} == {"harbour", "bridge"}
 
 
+def test_lines_come_one_by_one_and_are_not_compressed_together(service: Service) -> None:
+    accepts = {"accept-encoding": "gzip"}
+    with service.client.stream("POST", "/api/chat", json={**CHAT, "stream": True}, headers=accepts) as response:
+        assert "content-encoding" not in response.headers
+        assert len([*response.iter_raw()]) > 1
+
+
 def test_a_prompt_is_answered_whole_and_streamed(service: Service) -> None:
     body = {"model": "tiny", "stream": False, "prompt": WHO, "system": "Be brief"}
     assert service.post("/api/generate", body).json()["response"] == "Ada Brook"

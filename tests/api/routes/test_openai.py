@@ -147,6 +147,51 @@ def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> Non
         client.models.retrieve("gpt-4o")
 
 
+def test_baselines_are_listed_for_who_asks_and_may_be_named_by_all(service: Service, client: openai.OpenAI) -> None:
+    listed = {model.id for model in client.models.list()}
+    everything = {each["id"] for each in service.client.get("/v1/models?all=true").json()["data"]}
+    assert everything - listed == {"tiny:random", "tiny:reuse", "tiny:reuse-encoded"}
+    assert listed < everything
+    assert client.models.retrieve("tiny:random").id == "tiny:random"
+    made = client.chat.completions.create(model="tiny:random", messages=asked(WHO))
+    assert made.ragkv["report"]["method"] == "random"  # type: ignore[attr-defined]
+
+
+def test_ids_of_models_have_no_blanks_and_the_name_is_understood(
+    service: Service, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "Sm-135M Instruct + own adapter"
+    monkeypatch.setattr(service.engine_thread, "model", name)
+    ids = [model.id for model in client.models.list()]
+    assert ids[0] == "Sm-135M-Instruct-own-adapter"
+    assert not any(" " in each or "+" in each for each in ids)
+    for model in (ids[0], name, f"{ids[0]}:scout", f"{name}:scout"):
+        made = client.chat.completions.create(model=model, messages=asked(WHO))
+        assert (made.model, made.choices[0].message.content) == (model, "Ada Brook")
+        assert client.models.retrieve(model).id.startswith(ids[0])
+    for wrong in (f"{ids[0]}x", "Sm-135M", f"{name} "):
+        with pytest.raises(openai.NotFoundError, match=ids[0]):
+            client.chat.completions.create(model=wrong, messages=asked(WHO))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("/v1/chat/completions", {"model": "tiny", "messages": []}, "messages: "),
+        ("/v1/chat/completions", {"model": "tiny"}, "messages: is required"),
+        ("/v1/embeddings", {"model": "none", "input": "x"}, "all-MiniLM-L6-v2"),
+        ("/v1/embeddings", {"input": 5}, "input: "),
+        ("/v1/chat/nothing", {}, "Not Found"),
+    ],
+)
+def test_the_sentence_of_an_error_names_the_field_as_the_client_wrote_it(
+    service: Service, path: str, body: dict[str, Any], sentence: str
+) -> None:
+    error = service.post(path, body).json()["error"]
+    assert sentence in error["message"]
+    assert "body." not in error["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
