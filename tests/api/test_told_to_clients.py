@@ -39,6 +39,7 @@ SENT = (
     ("/v1/documents", {"documents": [HARBOUR, BRIDGE]}),
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ("/v1/completions", {"model": CHAT["model"], "prompt": QUESTION}),
     ("/api/chat", CHAT),
     ("/v1/messages", {**CHAT, "max_tokens": 2}),
     ("/v1/messages/count_tokens", CHAT),

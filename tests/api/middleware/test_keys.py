@@ -112,7 +112,9 @@ def test_every_route_except_healthz_needs_a_key(guarded: Guarded) -> None:
                 assert response.headers["www-authenticate"].startswith("Bearer")
                 if method == "HEAD":
                     continue
-                others = path.startswith(("/v1/chat", "/v1/models", "/v1/embeddings", "/v1/messages", "/api/"))
+                others = path.startswith(
+                    ("/v1/chat", "/v1/models", "/v1/embeddings", "/v1/messages", "/v1/completions", "/api/")
+                )
                 assert set(response.json()) >= ({"error"} if others else {"status", "detail", "code"})
 
 

@@ -77,6 +77,7 @@ def test_a_reader_searches_asks_and_reads(house: House) -> None:
         assert reader.post("/v1/answers", json=ASK).json()["answer"] == "Ada Brook"
         assert reader.post("/v1/search", json={"query": "harbour"}).status_code == 200
         assert reader.post("/v1/chat/completions", json=CHAT).status_code == 200
+        assert reader.post("/v1/completions", json={"model": CHAT["model"], "prompt": "Who?"}).status_code == 200
         message = {"model": CHAT["model"], "max_tokens": 2, "messages": CHAT["messages"]}
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             assert reader.post(path, json=message).status_code == 200
