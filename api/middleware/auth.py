@@ -39,7 +39,7 @@ PUBLIC_PATHS = frozenset({"/healthz", "/health"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 READERS_MAY = frozenset({("POST", path) for path in (*INFERENCE, "/v1/search", "/mcp", LOGIN)})
 """What readers may send besides requests that read. Conversations are their own, too."""
-CONVERSATIONS = "/v1/conversations/"
+CONVERSATIONS = ("/v1/conversations/", "/v1/responses/")
 DOCS = "/docs"
 """The page that describes the API."""
 LOG_SECONDS = 1.0

@@ -49,6 +49,13 @@ BODIES: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/chat/completions", {**CHAT, "stream": True, "stop": ["a"], "tools": [{}], "user": "a"}),
     ("POST", "/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": TITLE}]}),
     ("POST", "/v1/completions", {"model": "tiny", "prompt": ["Who?"], "max_tokens": 2, "stream": True, "ragkv": ASKED}),
+    ("POST", "/v1/responses", {"model": "tiny", "input": "Who?", "max_output_tokens": 2, "ragkv": ASKED}),
+    (
+        "POST",
+        "/v1/responses",
+        {"model": "tiny", "input": CHAT["messages"], "previous_response_id": "a", "stream": True},
+    ),
+    ("DELETE", "/v1/responses/none", {}),
     ("POST", "/v1/messages", {**CHAT, "stream": True, "system": [{"type": "text", "text": "a"}]}),
     ("POST", "/v1/messages/count_tokens", CHAT),
     ("POST", "/api/chat", {**CHAT, "stream": True, "options": {"num_predict": 2, "stop": ["a"]}, "keep_alive": "5m"}),
