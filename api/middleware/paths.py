@@ -88,11 +88,11 @@ def _inside(path: str, prefix: str) -> str:
 
 
 def _without_slash(scope: Scope) -> str:
-    """Return the path of a route, for one with slashes behind it. Ids of documents may end with a slash."""
+    """Return the path of a route, for one with a slash behind it. An id of a document may be or end with a slash."""
     path: str = scope["path"]
     if path == ROOT:
         return f"{ROOT}/"
-    bare = path.rstrip("/")
+    bare = path.removesuffix("/")
     if not bare or bare == path or is_dashboard_path(path):
         return path
     app = scope["app"]
