@@ -156,7 +156,7 @@ def _allowed_methods(request: Request) -> list[str]:
     scope = {"type": "http", "path": request.scope["path"], "root_path": "", "headers": []}
     routes = request.app.router.routes
     found = {method for method in _METHODS if any(_matches(route, {**scope, "method": method}) for route in routes)}
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # middleware/head.py
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # middleware/head.py answers it
 
 
 def _matches(route: BaseRoute, scope: Scope) -> bool:

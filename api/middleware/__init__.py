@@ -1,1 +1,1 @@
-"""ASGI middleware. The outermost comes first: security headers, access log, host names, authentication, body limit."""
+"""ASGI middleware. The outermost: paths, security headers, access log, host names, authentication, body limit."""

@@ -15,6 +15,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ragkv.api.middleware.head import method_of
 from ragkv.api.runtime.request_context import RequestContext, bind
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
@@ -91,7 +92,7 @@ class AccessLogMiddleware:
         try:
             await self.app(scope, receive, send_and_note_status)
         finally:
-            method = scope["method"] if scope["method"] in METHODS else "OTHER"
+            method = sent if (sent := method_of(scope)) in METHODS else "OTHER"
             headers = Headers(scope=scope)
             trace_headers = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
             ended = time.perf_counter()

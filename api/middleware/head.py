@@ -1,6 +1,7 @@
-"""Head middleware: answers HEAD wherever GET is answered, with the headers of that answer and without its body.
+"""HEAD wherever GET is: the headers of that answer, without its body.
 
-Link checkers, uptime monitors and some proxies ask so. A route needs to know nothing of it.
+Link checkers, uptime monitors and some proxies ask so. Everything behind the outermost middleware sees a GET; the log
+and the metrics know better (`method_of`).
 """
 
 from __future__ import annotations
@@ -12,33 +13,36 @@ class _Enough(OSError):
     """The headers of a stream are sent, and its body has no reader."""
 
 
-class HeadMiddleware:
-    """The innermost ASGI middleware: whatever is outside it sees a HEAD."""
+def method_of(scope: Scope) -> str:
+    """Return the method that the client sent."""
+    method: str = scope.get("state", {}).get("method") or scope["method"]
+    return method
 
-    def __init__(self, app: ASGIApp):
-        self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a HEAD on as a GET."""
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            return await self.app(scope, receive, send)
-        ended = False
+async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a HEAD as a GET without its body.
 
-        async def send_head(message: Message) -> None:
-            nonlocal ended
-            if message["type"] == "http.response.start":
-                await send(message)
-            elif not ended:
-                ended = True
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-            if message["type"] == "http.response.body" and message.get("more_body", False):
-                raise _Enough
+    Args:
+        app: What answers a GET.
+        scope: Of the request. Its state belongs to this request alone.
+        receive: Of the request.
+        send: Of the request.
+    """
+    ended = False
 
-        scope["method"] = "GET"  # the log reads from this scope which route it was
-        try:
-            await self.app(scope, receive, send_head)
-        except Exception:
-            if not ended:
-                raise
-        finally:
-            scope["method"] = "HEAD"
+    async def send_head(message: Message) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.start":
+            await send(message)
+        elif not ended:
+            ended = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if message["type"] == "http.response.body" and message.get("more_body", False):
+            raise _Enough
+
+    scope["state"]["method"] = "HEAD"
+    try:
+        await app({**scope, "method": "GET"}, receive, send_head)
+    except Exception:
+        if not ended:
+            raise

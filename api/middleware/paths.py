@@ -1,10 +1,11 @@
-"""Path middleware: the path of a request as the routes know it, whatever proxy stands before the service.
+"""Path middleware: path and method of a request as the routes know them, whatever proxy stands before the service.
 
     RAGKV_ROOT_PATH      a proxy serves the service below this path, and may leave it in requests or take it off
     X-Forwarded-Prefix   a proxy names the path, and has taken it off: what a client says takes nothing off
     slash at the end     /v1/models/ is /v1/models: a redirect would lose the body of some clients, and the scheme of
                          others
     /dashboard           is /dashboard/
+    HEAD                 is a GET whose body is not sent (head.py)
 
 It is the outermost middleware, so keys, roles and limits are decided for the path that is answered. Addresses in
 responses get the prefix again: `Location` here, those in pages by `prefix_of` (dashboard/guard.py).
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ragkv.api.dashboard.guard import ROOT, is_dashboard_path
 from ragkv.api.middleware.body_limit import MCP
+from ragkv.api.middleware.head import answer_head
 from ragkv.config import ServingSettings
 from ragkv.errors import ConfigError
 
@@ -68,6 +70,8 @@ class PathMiddleware:
                     found["location"] = prefix + location
             await send(message)
 
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            return await answer_head(self.app, scope, receive, send_with_prefix)
         await self.app(scope, receive, send_with_prefix)
 
 
@@ -84,11 +88,11 @@ def _inside(path: str, prefix: str) -> str:
 
 
 def _without_slash(scope: Scope) -> str:
-    """Return the path of a route, for one with slashes behind it. Ids of documents may end with a slash."""
+    """Return the path of a route, for one with a slash behind it. An id of a document may be or end with a slash."""
     path: str = scope["path"]
     if path == ROOT:
         return f"{ROOT}/"
-    bare = path.rstrip("/")
+    bare = path.removesuffix("/")
     if not bare or bare == path or is_dashboard_path(path):
         return path
     app = scope["app"]

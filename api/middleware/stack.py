@@ -8,7 +8,6 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 from ragkv.api.middleware.auth import AuthMiddleware
 from ragkv.api.middleware.authenticator import Authenticator
 from ragkv.api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
-from ragkv.api.middleware.head import HeadMiddleware
 from ragkv.api.middleware.hosts import HostMiddleware, Hosts
 from ragkv.api.middleware.origins import Origins
 from ragkv.api.middleware.rate_limit import RateLimitMiddleware
@@ -31,7 +30,6 @@ def add_middleware(
         compresslevel=GZIP_LEVEL,
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, STREAMED),
     )
-    app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, bounds=bounds)
     app.add_middleware(RateLimitMiddleware, limiter=app.state.limiter)
     audit = app.state.engine_thread.audit

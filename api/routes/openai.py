@@ -117,7 +117,7 @@ async def models(request: Request, engine_thread: EngineThreadDep, all: All = Fa
 async def model(model_id: str, request: Request, engine_thread: EngineThreadDep) -> Response:
     """Show one model."""
     for entry in _models(request, model_names(engine_thread, ())):
-        if entry["id"] == model_id.rstrip("/").replace(engine_thread.model, id_of(engine_thread.model), 1):
+        if entry["id"] == model_id.removesuffix("/").replace(engine_thread.model, id_of(engine_thread.model), 1):
             return JSONResponse(entry)
     raise NotFound("there is no such model; see /v1/models")
 
