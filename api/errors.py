@@ -3,16 +3,14 @@
     {"type": "about:blank", "title", "status", "detail", "code", "request_id", …}      application/problem+json
 
 `code` is a stable word for programs. Validation errors add `errors` [{"at", "message"}]. The input is never echoed. The
-OpenAI-compatible routes answer with OpenAI's error object instead:
-
-    {"error": {"message", "type", "param", "code"}}
+routes of other APIs answer in their forms (error_forms.py).
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
+from ragkv.api.error_forms import form_of, told_of
 from ragkv.api.runtime.request_context import current
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.api.schemas.faults import readable
@@ -111,32 +110,15 @@ class Fault:
         identity = {"request_id": request_id} if request_id else {}
         return content | {"code": self.code} | identity | dict(self.extra)
 
-    @property
-    def openai_status(self) -> int:
-        """HTTP status on the OpenAI-compatible routes, where every invalid request is a 400."""
-        return 400 if self.status == 422 else self.status
-
-    def to_openai(self) -> dict[str, Any]:
-        """Convert to OpenAI's error object. Its `param` names the invalid field, if there is one."""
-        types = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-        type_ = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        errors = [{**each, "at": str(each["at"]).removeprefix("body.")} for each in self.extra.get("errors", ())]
-        message, param = _told_of(errors) or self.detail, errors[0]["at"] if errors else None
-        return {"error": {"message": message, "type": type_, "param": param, "code": self.code}}
-
 
 def error_response(fault: Fault, scope: Scope) -> JSONResponse:
     """Build the error response to a request, in the format of its route."""
     current().fault = fault.code
-    if is_openai_path(scope["path"]):
-        return JSONResponse(fault.to_openai(), fault.openai_status, headers=fault.headers)
-    content = fault.to_problem(scope.get("state", {}).get("request_id", ""))
-    return JSONResponse(content, fault.status, headers=fault.headers, media_type=MEDIA_TYPE)
-
-
-def is_openai_path(path: str) -> bool:
-    """Return whether errors at this path have OpenAI's format."""
-    return path in ("/v1/models", "/v1/embeddings") or path.startswith(("/v1/chat/", "/v1/models/"))
+    request_id, form = scope.get("state", {}).get("request_id", ""), form_of(scope["path"])
+    if form is not None:
+        status = 400 if fault.status == 422 else fault.status
+        return JSONResponse(form(fault, request_id), status, headers=fault.headers)
+    return JSONResponse(fault.to_problem(request_id), fault.status, headers=fault.headers, media_type=MEDIA_TYPE)
 
 
 def fault_of_job(error: JobFault | None) -> Fault:
@@ -209,11 +191,7 @@ def _of_ragkv(error: RagkvError) -> Fault:
 
 def _of_validation(error: RequestValidationError) -> Fault:
     errors = readable(error.errors()[:20], error.body)
-    return Fault(422, _told_of(errors), "invalid_request", extra={"errors": errors})
-
-
-def _told_of(errors: Sequence[Mapping[str, str]]) -> str:
-    return "; ".join(f"{each['at']}: {each['message']}" for each in errors[:3])
+    return Fault(422, told_of(errors), "invalid_request", extra={"errors": errors})
 
 
 def _of_http(error: HTTPException) -> Fault:

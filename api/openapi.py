@@ -1,10 +1,10 @@
-"""Additions to the OpenAPI schema that FastAPI cannot derive: API keys, and the errors of the OpenAI routes."""
+"""Additions to the OpenAPI schema that FastAPI cannot derive: API keys, and the errors of the routes of other APIs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ragkv.api.errors import is_openai_path
+from ragkv.api.error_forms import form_of
 from ragkv.api.middleware.auth import PUBLIC_PATHS
 
 SECURITY_SCHEMES = {
@@ -25,7 +25,7 @@ def add_security(schema: dict[str, Any], required: bool) -> dict[str, Any]:
     for path in PUBLIC_PATHS & schema["paths"].keys():
         for operation in schema["paths"][path].values():
             operation["security"] = []
-    for path in filter(is_openai_path, schema["paths"]):
+    for path in filter(form_of, schema["paths"]):
         for operation in schema["paths"][path].values():
             operation["responses"].pop("422", None)  # an invalid request is a 400 on these routes
     return schema

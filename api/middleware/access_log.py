@@ -19,7 +19,7 @@ from ragkv.api.middleware.head import method_of
 from ragkv.api.runtime.request_context import RequestContext, bind
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
-QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})
+QUIET_ROUTES = frozenset({"/healthz", "/health", "/readyz", "/metrics"})
 """Routes that are polled. They are logged at level debug and not traced."""
 ASSETS = "/dashboard/_nicegui"
 UNMATCHED = "unmatched"

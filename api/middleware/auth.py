@@ -1,4 +1,4 @@
-"""Authentication middleware: with API keys or an issuer configured, only /healthz answers without a key or token.
+"""Authentication middleware: with API keys or an issuer configured, only /healthz, or /health, answers without one.
 
 The middleware is outside all routes. A new route is therefore protected by default, and an unauthenticated client
 cannot tell which routes exist. The authenticated caller is stored as `state.caller` of the request. A reader may send
@@ -28,21 +28,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ragkv.api.dashboard.guard import COOKIE, LOGIN, accepts_html, is_dashboard_path, login_page, prefix_of
 from ragkv.api.errors import Fault, error_response, fault_of
 from ragkv.api.middleware.authenticator import Authenticator
+from ragkv.api.middleware.inference_paths import INFERENCE
 from ragkv.api.middleware.origins import Origins
 from ragkv.api.observability.audit import AuditLog
 from ragkv.api.runtime.callers import Caller, IssuerAway
 from ragkv.api.runtime.request_context import current
 
-PUBLIC_PATHS = frozenset({"/healthz"})
+PUBLIC_PATHS = frozenset({"/healthz", "/health"})
 """Exact paths that need no key."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-READING = (
-    *("/v1/answers", "/v1/search", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank"),
-    *("/mcp", LOGIN),
-)
-READERS_MAY = frozenset({("POST", path) for path in READING})
+READERS_MAY = frozenset({("POST", path) for path in (*INFERENCE, "/v1/search", "/mcp", LOGIN)})
 """What readers may send besides requests that read. Conversations are their own, too."""
-CONVERSATIONS = "/v1/conversations/"
+CONVERSATIONS = ("/v1/conversations/", "/v1/responses/")
 DOCS = "/docs"
 """The page that describes the API."""
 LOG_SECONDS = 1.0

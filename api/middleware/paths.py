@@ -88,7 +88,7 @@ def _inside(path: str, prefix: str) -> str:
 
 
 def _without_slash(scope: Scope) -> str:
-    """Return the path of a route, for one with a slash behind it. Ids of documents may be, and end with, slashes."""
+    """Return the path of a route, for one with a slash behind it. An id of a document may be or end with a slash."""
     path: str = scope["path"]
     if path == ROOT:
         return f"{ROOT}/"

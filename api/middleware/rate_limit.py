@@ -1,8 +1,8 @@
 """Rate-limit middleware: answers 429 to a tenant that used up a quota, and tells every tenant its quotas.
 
 It is inside authentication, so the tenant is known, and outside the body limit, so bytes are counted as they arrive. It
-concerns the API (`/v1/`) and the MCP server (`/mcp`): the dashboard, health and metrics stay reachable. What a request
-to `/mcp` uses is known when its tool is called (runtime/service_backend.py).
+concerns the API (`/v1/`, and Ollama's `/api/`) and the MCP server (`/mcp`): the dashboard, health and metrics stay
+reachable. What a request to `/mcp` uses is known when its tool is called (runtime/service_backend.py).
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ragkv.api.errors import Fault, error_response
 from ragkv.api.middleware.body_limit import MCP
+from ragkv.api.middleware.inference_paths import INFERENCE
 from ragkv.api.runtime.callers import Caller
 from ragkv.api.runtime.rate_limits import Exhausted, RateLimiter, Resource
 
-PREFIX = "/v1/"
-ASKING = frozenset({"/v1/answers", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank"})
-"""Paths of requests that use tokens."""
+PREFIXES = ("/v1/", "/api/")
 DOCUMENTS = "/v1/documents"
 
 
@@ -29,7 +28,7 @@ class RateLimitMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 429."""
-        if scope["type"] != "http" or not (scope["path"].startswith(PREFIX) or scope["path"] == MCP):
+        if scope["type"] != "http" or not (scope["path"].startswith(PREFIXES) or scope["path"] == MCP):
             return await self.app(scope, receive, send)
         tenant: str = scope.get("state", {}).get("caller", Caller()).tenant.name
         resources = _resources(scope)
@@ -55,7 +54,7 @@ class RateLimitMiddleware:
 def _resources(scope: Scope) -> frozenset[Resource]:
     """Return what a request may use."""
     path, method = scope["path"], scope["method"]
-    if method == "POST" and path in ASKING:
+    if method == "POST" and path in INFERENCE:
         return frozenset({"tokens"})
     if method in ("POST", "PUT") and (path == DOCUMENTS or path.startswith(DOCUMENTS + "/")):
         return frozenset({"bytes"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import FastAPI
-from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from ragkv.api.middleware.auth import AuthMiddleware
 from ragkv.api.middleware.authenticator import Authenticator
@@ -15,6 +15,8 @@ from ragkv.api.middleware.rate_limit import RateLimitMiddleware
 GZIP_BYTES = 1024
 """A smaller answer fits into a packet or two as it is."""
 GZIP_LEVEL = 5
+STREAMED = "application/x-ndjson"
+"""Like event streams: lines wait for no more to compress."""
 
 
 def add_middleware(
@@ -22,7 +24,12 @@ def add_middleware(
 ) -> None:
     """Put the middleware around the routes of `app`, whose state is filled."""
     # The middleware added last runs first.
-    app.add_middleware(GZipMiddleware, minimum_size=GZIP_BYTES, compresslevel=GZIP_LEVEL)  # event streams are left out
+    app.add_middleware(
+        GZipMiddleware,
+        minimum_size=GZIP_BYTES,
+        compresslevel=GZIP_LEVEL,
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, STREAMED),
+    )
     app.add_middleware(BodyLimitMiddleware, bounds=bounds)
     app.add_middleware(RateLimitMiddleware, limiter=app.state.limiter)
     audit = app.state.engine_thread.audit

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends
 
 from ragkv.api.routes import (
     answers,
+    anthropic,
     collections,
     conversations,
     document_parts,
@@ -14,7 +15,10 @@ from ragkv.api.routes import (
     history,
     jobs,
     metrics,
+    ollama,
     openai,
+    openai_completions,
+    openai_responses,
     search,
     texts,
     uploads,
@@ -24,5 +28,21 @@ from ragkv.api.routes.dependencies import refuse_unknown_parameters
 router = APIRouter(dependencies=[Depends(refuse_unknown_parameters)])
 router.include_router(uploads.router)
 router.include_router(document_parts.router)  # before the documents, whose paths match its paths, too
-for module in (documents, jobs, collections, search, answers, history, conversations, openai, texts, health, metrics):
+for module in (
+    documents,
+    jobs,
+    collections,
+    search,
+    answers,
+    history,
+    conversations,
+    openai,
+    openai_completions,
+    openai_responses,
+    ollama,
+    anthropic,
+    texts,
+    health,
+    metrics,
+):
     router.include_router(module.router)

@@ -22,6 +22,7 @@ from ragkv.api.errors import Fault, Gone, fault_of
 from ragkv.api.runtime.answer_stream import AnswerStream
 from ragkv.api.runtime.request_context import current
 
+SSE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store, no-cache", "X-Accel-Buffering": "no"}
 """Tell proxies not to store or buffer the stream."""
 
@@ -51,10 +52,8 @@ def encode_event(data: Any, name: str | None = None) -> bytes:
 class EventStream(Response):
     """Sends events until they end or the client disconnects. Then it cancels the answer."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, stream: AnswerStream, events: AsyncIterator[bytes]):
-        super().__init__(headers=HEADERS)
+    def __init__(self, stream: AnswerStream, events: AsyncIterator[bytes], media_type: str = SSE):
+        super().__init__(headers=HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._stream, self._events = stream, events
 

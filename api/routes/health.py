@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz`: liveness and readiness."""
+"""`/healthz`, which chat programs and proxies know as `/health`, and `/readyz`: liveness and readiness."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _COUNTS = ("waiting", "running", "cancelled", "expired", "refused")
 
 
 @router.get("/healthz", responses={status: PROBLEMS[status] for status in (*READING, 403, 422)})
+@router.get("/health", responses={status: PROBLEMS[status] for status in (*READING, 403, 422)})
 async def healthz(request: Request, engine_thread: EngineThreadDep) -> Response:
     """Liveness: 200 as long as the service answers. `status` is ok, or degraded when answers take longer. Needs no key.
     If the service has keys, it shows the status alone."""

@@ -10,12 +10,14 @@ from fastapi import APIRouter, Query, Request
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import JSONResponse, Response
 
+from ragkv.api.error_forms import openai_error
 from ragkv.api.errors import Gone
 from ragkv.api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
 from ragkv.api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
 from ragkv.api.routes.openai_chat import ChatReply, continued, id_of, method_of, options_of, turns_of
 from ragkv.api.routes.openai_tasks import task_reply
 from ragkv.api.runtime.answer_stream import AnswerStream
+from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
 from ragkv.engine.registry import BASELINES
 from ragkv.errors import NotFound
@@ -96,16 +98,15 @@ async def _chunks(stream: AnswerStream, reply: ChatReply) -> AsyncIterator[bytes
     except Gone:
         raise
     except Exception as error:
-        yield encode_event(stream_fault(error).to_openai())
+        yield encode_event(openai_error(stream_fault(error)))
 
 
 @router.get("/v1/models", response_model=Models, responses={status: ERRORS[status] for status in (400, 401, 403)})
 async def models(request: Request, engine_thread: EngineThreadDep, all: All = False) -> Response:
     """List the valid values of `model`: the loaded model, alone or with a method. With `all` baselines are among them,
     which are there to compare methods with."""
-    hidden = () if all else BASELINES
-    methods = [method for method in engine_thread.methods if method not in hidden]
-    return JSONResponse({"object": "list", "data": _models(request, engine_thread.model, methods)})
+    names = model_names(engine_thread, () if all else BASELINES)
+    return JSONResponse({"object": "list", "data": _models(request, names)})
 
 
 @router.get(
@@ -115,13 +116,18 @@ async def models(request: Request, engine_thread: EngineThreadDep, all: All = Fa
 )
 async def model(model_id: str, request: Request, engine_thread: EngineThreadDep) -> Response:
     """Show one model."""
-    for entry in _models(request, engine_thread.model, engine_thread.methods):
-        if entry["id"] == model_id.rstrip("/").replace(engine_thread.model, id_of(engine_thread.model), 1):
+    for entry in _models(request, model_names(engine_thread, ())):
+        if entry["id"] == model_id.removesuffix("/").replace(engine_thread.model, id_of(engine_thread.model), 1):
             return JSONResponse(entry)
     raise NotFound("there is no such model; see /v1/models")
 
 
-def _models(request: Request, model: str, methods: Sequence[str]) -> list[dict[str, Any]]:
-    names = [id_of(model), *(f"{id_of(model)}:{method}" for method in methods)]
+def _models(request: Request, names: Sequence[str]) -> list[dict[str, Any]]:
     created = request.app.state.started
     return [{"id": name, "object": "model", "created": created, "owned_by": "ragkv"} for name in names]
+
+
+def model_names(engine_thread: EngineThread, hidden: Sequence[str] = BASELINES) -> list[str]:
+    """List the valid values of `model`, without the methods that are hidden."""
+    name = id_of(engine_thread.model)
+    return [name, *(f"{name}:{method}" for method in engine_thread.methods if method not in hidden)]

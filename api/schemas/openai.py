@@ -36,7 +36,7 @@ Stop = Annotated[str, Field(max_length=MAX_STOP_CHARS), AfterValidator(check_sto
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-def _only(supported: str) -> WrapValidator:
+def only(supported: str) -> WrapValidator:
     """Refuse other values than the supported ones by saying so."""
 
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -54,7 +54,8 @@ def _some(count: int) -> int:
     return count
 
 
-def _with_question(messages: list[Message]) -> list[Message]:
+def with_question(messages: list[Message]) -> list[Message]:
+    """Return the messages. Raise ValueError if there is no question among them."""
     if not any(message.role == "user" and message.text.strip() for message in messages):
         raise ValueError("one of them must be a question of the user")
     return messages
@@ -86,7 +87,7 @@ class ResponseFormat(BaseModel):
 
     model_config = LENIENT
 
-    type: Annotated[Literal["text", "json_object", "json_schema"], _only("text, json_object and json_schema")]
+    type: Annotated[Literal["text", "json_object", "json_schema"], only("text, json_object and json_schema")]
     json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
@@ -114,7 +115,7 @@ class Chat(BaseModel):
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     """Name of the loaded model, or NAME:METHOD."""
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_with_question)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(with_question)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
@@ -126,21 +127,21 @@ class Chat(BaseModel):
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     user: Any = None
-    n: Annotated[Literal[1] | None, _only("1")] = None
-    logprobs: Annotated[Literal[False] | None, _only("false")] = None
-    top_logprobs: Annotated[Literal[0] | None, _only("0")] = None
+    n: Annotated[Literal[1] | None, only("1")] = None
+    logprobs: Annotated[Literal[False] | None, only("false")] = None
+    top_logprobs: Annotated[Literal[0] | None, only("0")] = None
     tools: Annotated[list[Any] | None, Field(max_length=MAX_TOOLS)] = None
     """Accepted and never called."""
-    tool_choice: Annotated[Literal["none", "auto"] | None, _only("none and auto")] = None
+    tool_choice: Annotated[Literal["none", "auto"] | None, only("none and auto")] = None
     functions: Annotated[list[Any] | None, Field(max_length=MAX_TOOLS)] = None
-    function_call: Annotated[Literal["none", "auto"] | None, _only("none and auto")] = None
+    function_call: Annotated[Literal["none", "auto"] | None, only("none and auto")] = None
     response_format: ResponseFormat | None = None
-    modalities: Annotated[list[Literal["text"]] | None, Field(max_length=1), _only("text")] = None
+    modalities: Annotated[list[Literal["text"]] | None, Field(max_length=1), only("text")] = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[str, Any] | None, Field(max_length=0), _only("an empty object")] = None
-    audio: Annotated[None, _only("null")] = None
-    web_search_options: Annotated[None, _only("null")] = None
+    logit_bias: Annotated[dict[str, Any] | None, Field(max_length=0), only("an empty object")] = None
+    audio: Annotated[None, only("null")] = None
+    web_search_options: Annotated[None, only("null")] = None
     ragkv: Extension = Extension()
 
 

@@ -34,7 +34,7 @@ expected-statuses = ["4xx", "5xx"]
 EVERY_PHASE = "examples,coverage,fuzzing,stateful"
 MANY = 150
 """Examples of each operation that make four thousand requests in all; about two minutes."""
-LARGE = "^/v1/(documents|answers|chat/completions|embeddings|rerank)$"
+LARGE = "^(/v1/(documents|answers|(chat/)?completions|embeddings|rerank|messages.*|responses)|/api/(chat|generate))$"
 """Routes with large limits. Testing each limit takes a minute."""
 
 

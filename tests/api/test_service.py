@@ -184,7 +184,8 @@ def test_the_schema_describes_the_routes_and_no_page_loads_scripts(service: Serv
         *("/v1/documents", "/v1/jobs/{job_id}", "/v1/answers", conversations),
         *("/v1/chat/completions", "/v1/models", "/v1/models/{model_id}", "/healthz", "/readyz"),
     }
-    assert {service.client.get(page).status_code for page in ("/docs", "/redoc")} == {404}
+    assert "<script" not in service.client.get("/docs").text
+    assert service.client.get("/redoc").status_code == 404
     for path in ("/v1/answers", "/v1/chat/completions"):
         responses = schema["paths"][path]["post"]["responses"]
         assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}

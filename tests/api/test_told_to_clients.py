@@ -28,7 +28,16 @@ READ = (
         "/v1/jobs",
         "/v1/jobs/one",
     ),
-    *("/v1/answers", "/v1/answers/one", "/v1/conversations/one", "/v1/models", "/dashboard/", "/"),
+    *(
+        "/v1/answers",
+        "/v1/answers/one",
+        "/v1/conversations/one",
+        "/v1/models",
+        "/v1/responses/one",
+        "/api/tags",
+        "/dashboard/",
+        "/",
+    ),
 )
 SENT = (
     ("/v1/answers", {"question": QUESTION}),
@@ -39,6 +48,13 @@ SENT = (
     ("/v1/documents", {"documents": [HARBOUR, BRIDGE]}),
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ("/v1/responses", {"model": CHAT["model"], "input": QUESTION}),
+    ("/v1/responses", {"model": CHAT["model"], "input": QUESTION, "previous_response_id": "resp_one"}),
+    ("/v1/completions", {"model": CHAT["model"], "prompt": QUESTION}),
+    ("/api/chat", CHAT),
+    ("/v1/messages", {**CHAT, "max_tokens": 2}),
+    ("/v1/messages/count_tokens", CHAT),
+    ("/api/generate", {"model": CHAT["model"], "prompt": QUESTION, "stream": False}),
     ("/v1/rerank", {"model": "m", "query": QUESTION, "documents": ["a"]}),
 )
 TOOLS = (

@@ -33,6 +33,13 @@ POSTED = (
     ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "c", "name": "n"}], "user": "u"}),
     ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "c"}], "stop": "s"}),
     ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "c"}], "stop": ["s"]}),
+    ("/v1/messages", {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "c"}], "system": "s"}),
+    ("/v1/completions", {"model": "m", "prompt": ["p"], "stop": ["s"]}),
+    ("/v1/responses", {"model": "m", "input": "i", "instructions": "s", "metadata": {"k": "v"}}),
+    ("/v1/responses", {"model": "m", "input": [{"role": "user", "content": [{"type": "input_text", "text": "c"}]}]}),
+    ("/v1/messages/count_tokens", {"model": "m", "messages": [{"role": "user", "content": "c"}]}),
+    ("/api/chat", {"model": "m", "messages": [{"role": "user", "content": "c"}], "options": {"stop": ["s"]}}),
+    ("/api/generate", {"model": "m", "prompt": "p", "system": "s"}),
 )
 
 

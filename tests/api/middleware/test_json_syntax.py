@@ -84,7 +84,17 @@ def test_no_body_of_the_largest_size_is_validated_for_long(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/documents", "/v1/answers", "/v1/search", "/v1/chat/completions", "/v1/embeddings", "/mcp"]
+    "path",
+    [
+        "/v1/documents",
+        "/v1/answers",
+        "/v1/search",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/mcp",
+        "/api/chat",
+        "/v1/messages",
+    ],
 )
 def test_a_body_of_very_many_values_is_refused(service: Service, path: str) -> None:
     body = b'{"id": "a", "text": "b", "metadata": {"k": [' + b"[]," * (MOST // 3) + b"0]}}"

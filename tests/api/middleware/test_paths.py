@@ -111,12 +111,11 @@ def test_a_question_to_an_address_with_a_slash_keeps_its_body(service: Service) 
 
 
 def test_an_id_may_end_with_a_slash(service: Service) -> None:
-    for name, text in (("shelf/", "The lamp is red."), ("shelf", "The lamp is blue.")):
-        service.client.put(f"/v1/documents/{name}?collection=slashes&wait=true", json={"text": text})
-    shown = [
-        service.client.get(f"/v1/documents/{name}?collection=slashes").json()["id"] for name in ("shelf/", "shelf")
-    ]
-    assert shown == ["shelf/", "shelf"]
+    names = ("shelf/", "shelf", "/")
+    for name in names:
+        service.client.put(f"/v1/documents/{name}?collection=slashes&wait=true", json={"text": f"The lamp of {name}."})
+    shown = [service.client.get(f"/v1/documents/{name}?collection=slashes").json()["id"] for name in names]
+    assert shown == list(names)
 
 
 def test_roles_and_limits_hold_for_every_form_of_an_address(tmp_path: Path) -> None:

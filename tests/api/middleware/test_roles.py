@@ -77,6 +77,15 @@ def test_a_reader_searches_asks_and_reads(house: House) -> None:
         assert reader.post("/v1/answers", json=ASK).json()["answer"] == "Ada Brook"
         assert reader.post("/v1/search", json={"query": "harbour"}).status_code == 200
         assert reader.post("/v1/chat/completions", json=CHAT).status_code == 200
+        assert reader.post("/v1/completions", json={"model": CHAT["model"], "prompt": "Who?"}).status_code == 200
+        response = reader.post("/v1/responses", json={"model": CHAT["model"], "input": ASK["question"]}).json()
+        assert reader.get(f"/v1/responses/{response['id']}").status_code == 200
+        assert reader.delete(f"/v1/responses/{response['id']}").status_code == 200
+        message = {"model": CHAT["model"], "max_tokens": 2, "messages": CHAT["messages"]}
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            assert reader.post(path, json=message).status_code == 200
+        assert reader.post("/api/chat", json={**CHAT, "stream": False}).status_code == 200
+        assert reader.post("/api/generate", json={"model": CHAT["model"], "prompt": "Who?"}).status_code == 200
         assert reader.post("/v1/embeddings", json={"model": "no such model", "input": "x"}).status_code == 404
         ranked = reader.post("/v1/rerank", json={"query": "x", "documents": ["y"]})
         assert (ranked.status_code, ranked.json()["code"]) == (409, "no_reranker")
