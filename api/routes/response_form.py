@@ -81,6 +81,7 @@ class ResponseForm:
             "previous_response_id": body.previous_response_id,
             "store": stored,
             "temperature": body.temperature or 0.0,
+            "text": {"format": body.form.model_dump(by_alias=True, exclude_defaults=True)},
             "tool_choice": body.tool_choice or "auto",
             "top_p": 1.0 if body.top_p is None else body.top_p,
         }

@@ -11,7 +11,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from ragkv.api.schemas.common import DESCRIBED
-from ragkv.api.schemas.openai import MAX_STOPS, NO_LIMIT, Chat, Extension, Grounds, Penalty, Stop, only, with_question
+from ragkv.api.schemas.openai import (
+    MAX_STOPS,
+    NO_LIMIT,
+    Chat,
+    Extension,
+    Grounds,
+    Penalty,
+    ResponseFormat,
+    Stop,
+    only,
+    with_question,
+)
 from ragkv.api.schemas.openai_messages import LENIENT, MAX_CALLS, MAX_MESSAGES, Message, Text
 
 LATEST = ":latest"
@@ -63,7 +74,7 @@ class OllamaRequest(BaseModel):
     stream: bool | None = True
     """A stream is lines of JSON."""
     options: OllamaOptions | None = None
-    format: Annotated[Literal[""] | None, only("an empty text")] = None
+    format: Annotated[Literal["", "json"] | dict[str, Any] | None, only("json and a JSON schema")] = None
     logprobs: Annotated[Literal[False] | None, only("false")] = None
     top_logprobs: Annotated[Literal[0] | None, only("0")] = None
     keep_alive: float | Annotated[str, Field(max_length=64)] | None = None
@@ -82,6 +93,13 @@ class OllamaRequest(BaseModel):
         """Whether an empty request asks to unload the model, and not to load it."""
         return self.keep_alive in (0, "0")
 
+    @property
+    def _response_format(self) -> ResponseFormat | None:
+        if not self.format:
+            return None
+        schema = {"type": "object"} if self.format == "json" else self.format
+        return ResponseFormat.model_validate({"type": "json_schema", "json_schema": {"schema": schema}})
+
     def chat_with(self, messages: list[Message]) -> Chat:
         """Convert to a chat request with these messages."""
         options = self.options or OllamaOptions()
@@ -97,6 +115,7 @@ class OllamaRequest(BaseModel):
             max_tokens=NO_LIMIT if longest is not None and longest <= 0 else longest,
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
+            response_format=self._response_format,
             ragkv=self.ragkv or options.ragkv or Extension(),
         )
 

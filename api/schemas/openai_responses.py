@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from ragkv.api.schemas.common import DESCRIBED
-from ragkv.api.schemas.openai import Chat, Extension, Grounds, Longest, PlainText, only, with_question
+from ragkv.api.schemas.openai import Chat, Extension, Grounds, Longest, ResponseFormat, only, with_question
 from ragkv.api.schemas.openai_messages import KINDS, LENIENT, MAX_CALLS, MAX_MESSAGES, Message, Text
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -102,12 +102,28 @@ Input = Annotated[
 ]
 
 
+class TextFormat(BaseModel):
+    """What the text looks like, as in `response_format` of a chat, with the schema beside its name."""
+
+    model_config = LENIENT
+
+    type: Annotated[Literal["text", "json_object", "json_schema"], only("text, json_object and json_schema")]
+    name: Annotated[str, Field(max_length=64)] = ""
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+    @property
+    def response_format(self) -> ResponseFormat:
+        """The same for a chat."""
+        given = {"name": self.name, "schema": self.schema_ or {}}
+        return ResponseFormat.model_validate({"type": self.type, "json_schema": given})
+
+
 class TextConfig(BaseModel):
     """The form of the text."""
 
     model_config = LENIENT
 
-    format: PlainText | None = None
+    format: TextFormat | None = None
 
 
 class ResponseRequest(BaseModel):
@@ -145,12 +161,18 @@ class ResponseRequest(BaseModel):
     """Returned with the response."""
     ragkv: Extension = Extension()
 
+    @property
+    def form(self) -> TextFormat:
+        """What the text looks like."""
+        return (self.text and self.text.format) or TextFormat(type="text")
+
     def chat(self) -> Chat:
         """Convert to a chat request."""
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         told = [Message.model_construct(role="system", content=self.instructions)] if self.instructions else []
         messages = [*told, *(item.message for item in items if isinstance(item, MessageItem))]
         fields = {name: getattr(self, name) for name in ("model", "stream", "temperature", "top_p", "ragkv")}
+        fields["response_format"] = self.form.response_format
         return Chat.model_construct(messages=messages, max_tokens=self.max_output_tokens, **fields)
 
 

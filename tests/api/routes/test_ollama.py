@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from ragkv.api.middleware.keys import make_key
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
+from tests.api.routes.test_structured import SCHEMA
 from tests.api.runtime.test_answers_together import endless, until
 from tests.api.test_faults import held
 
@@ -120,13 +122,19 @@ def test_open_webui_gets_a_title_by_ollamas_api_without_documents(service: Servi
     assert last["done"] is True
 
 
+@pytest.mark.parametrize("form", ["json", SCHEMA], ids=["json", "schema"])
+def test_a_format_gives_json(service: Service, form: Any) -> None:
+    made = service.post("/api/chat", {"model": "tiny", "messages": ASKED, "stream": False, "format": form}).json()
+    jsonschema.validate(json.loads(made["message"]["content"]), {"type": "object"} if form == "json" else SCHEMA)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "told"),
     [
         ({"model": "llama3"}, 404, "there is no such model; use 'tiny'"),
         ({"ragkv": {"collection": "none"}}, 404, "collection 'none' has no documents"),
-        ({"format": "json"}, 400, "format: other values than an empty text are not supported"),
-        ({"format": {"type": "object"}}, 400, "format: other values than an empty text are not supported"),
+        ({"format": "yaml"}, 400, "format: other values than json and a JSON schema are not supported"),
+        ({"format": {"type": "nothing"}}, 400, "the schema is not understood"),
         ({"options": {"temperature": -1}}, 400, "options.temperature: must be greater than or equal to 0"),
         ({"messages": [{**ASKED[0], "images": ["aGk="]}]}, 400, "messages.0.images: images are not supported"),
         ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages: one of them must be a question"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
 from ragkv.api.middleware.keys import make_key
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
+from tests.api.routes.test_structured import SCHEMA
 from tests.api.runtime.test_answers_together import endless, until
 
 WHO = "Who built the harbour of Tarn?"
@@ -118,6 +121,14 @@ def test_items_of_other_programs_are_answered(client: openai.OpenAI, items: list
     assert create(client, items).output_text == "Ada Brook"
 
 
+def test_the_text_follows_a_schema(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "name": "harbour", "schema": SCHEMA, "strict": True}
+    made = create(client, text={"format": form})
+    jsonschema.validate(json.loads(made.output_text), SCHEMA)
+    assert (made.text.format.type, made.text.format.name) == ("json_schema", "harbour")
+    assert isinstance(json.loads(create(client, text={"format": {"type": "json_object"}}).output_text), dict)
+
+
 def test_the_output_of_a_response_can_be_sent_back_as_input(client: openai.OpenAI) -> None:
     first = create(client)
     items = [{"role": "user", "content": WHO}, *first.output, {"role": "user", "content": WHEN}]
@@ -221,7 +232,7 @@ def test_the_text_of_a_deleted_document_is_in_no_response(service: Service, clie
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 3}, "top_logprobs"),
     ],
