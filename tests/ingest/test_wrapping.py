@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from ragkv.ingest.formats import eml, pdf
+from ragkv.ingest.formats import eml
 from ragkv.ingest.formats.flowed import flowed
 from ragkv.ingest.formats.pdf_lines import flow
 from ragkv.ingest.loader import parse
 from ragkv.ingest.wrapping import unwrapped
 from tests.growth import grows_linearly
-from tests.ingest.formats.files import pdf as made_pdf
-from tests.ingest.formats.files import stream
 
 LIMIT = 100_000
 PROSE = (
@@ -158,21 +156,6 @@ LINES: dict[str, tuple[str, str]] = {
 def test_lines_of_a_page_are_joined_where_they_go_on(name: str) -> None:
     page, read = LINES[name]
     assert flow(page) == (read or page)
-
-
-def test_figures_above_and_below_the_line_of_a_page() -> None:
-    def shown(*runs: tuple[str, int, int]) -> str:
-        painted = " ".join(f"/F1 {size} Tf {rise} Ts ({text}) Tj" for text, size, rise in runs)
-        page = stream(f"BT 72 720 Td {painted} ET".encode())
-        return pdf.parse(made_pdf(page), LIMIT).text
-
-    assert shown(("holds 10", 12, 0), ("6", 8, 5), (" litres", 12, 0)) == "holds 10^6 litres"
-    assert shown(("10", 12, 0), ("-6", 8, 5), (" mol", 12, 0)) == "10^-6 mol"
-    assert shown(("H", 12, 0), ("2", 8, -3), ("O only", 12, 0)) == "H2O only"
-    assert shown(("in 1987", 12, 0), ("3", 8, 5), (".", 12, 0)) == "in 1987 [3]."
-    assert shown(("in", 12, 0), (") Tj 0 -20 Td (1987", 12, 0), ("3", 8, 5), (".", 12, 0)) == "in\n1987 [3]."
-    assert shown(("the year 1987 and 12", 12, 0)) == "the year 1987 and 12"
-    assert shown(("Room 12", 12, 0), ("34", 8, 0)) == "Room 1234"
 
 
 GROWING: dict[str, Callable[[int], str]] = {
