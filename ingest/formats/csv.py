@@ -18,7 +18,8 @@ from itertools import islice
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats.base import Parsed, TextRoom
 from ragkv.ingest.formats.charsets import decode_plain
-from ragkv.ingest.formats.records import Records, SheetRow, filled
+from ragkv.ingest.formats.records import Records
+from ragkv.ingest.formats.sheet_rows import SheetRow, filled
 
 DELIMITERS = ",;\t|"
 SAMPLE_ROWS = 50
