@@ -97,10 +97,21 @@ def test_a_break_of_markdown_is_a_space_unless_its_author_says_otherwise(text: s
         f"One line.\n-- \nVala Brook\n{PROSE}",
         "apples\npears\nplums",
         "    It was a dark night.\n\n    Nobody was out.",
+        'def upgrade() -> None:\n    """Create what is not there yet."""\n    _create_documents()\n    _create_chunks(1)',
+        "rows = select(chunks.c.row, chunks.c.text).where(_MINE)\nmore = select(exists(select(1).select_from(chunks)))"
+        "\n"
+        "names = (rows, more)\n_OWN = select(collections.c.name)",
     ],
 )
 def test_short_lines_of_plain_text_stay(text: str) -> None:
     assert unwrapped(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["One line.\n\nAnother line.\n", "One line.\n\nAnother line.\n\n", "One line.", "\n\n", ""]
+)
+def test_a_text_without_breaks_inside_paragraphs_is_the_same(text: str) -> None:
+    assert unwrapped(text) is text
 
 
 def test_the_first_line_of_a_paragraph_may_be_indented() -> None:
