@@ -27,7 +27,7 @@ from ragkv.ingest.formats.base import Parsed
 from ragkv.ingest.formats.charsets import decode_plain
 from ragkv.ingest.sandbox import FORMATS, USUAL, Allowance
 from ragkv.ingest.text import check_replacements, check_text, decode
-from ragkv.ingest.wrapping import unwrapped
+from ragkv.ingest.wrapping import unwrapped, unwrapped_in_place
 from ragkv.normalisation import normal_id, visible
 from ragkv.passages import fence_of, heading_of, shortened
 from ragkv.types import Document
@@ -237,8 +237,8 @@ def _line(text: str, where: str, collection: str) -> Document:
     metadata = entry.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise InvalidDocument(f'{where}: "metadata" must be an object')
-    newlines = str(entry["text"]).replace("\r\n", "\n").replace("\r", "\n")
-    return Document(entry["id"], entry.get("title") or entry["id"], newlines, metadata, collection)
+    text = unwrapped_in_place(entry["text"])
+    return Document(entry["id"], entry.get("title") or entry["id"], text, metadata, collection)
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -19,6 +19,9 @@ from ragkv.ingest.paragraphs import FULL, KEY_LENGTH, VERSE, WIDE_FROM, indent_o
 
 LONGEST = 65536
 """Characters of lines that are held at once, unless they are code."""
+_WIDEST = 120
+"""Characters of the longest line that a program wraps."""
+_SENTENCE_ENDS = (".", "!", "?", "…", ".”", '."', ":", ";")
 _FENCE = re.compile(r" {0,3}(```|~~~|\$\$)")
 _ITEM = re.compile(r"\s{0,12}(?:[-*+•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)]|\[[ xX]\])\s+\S")
 _APART = re.compile(r"\t|[^\s.!?:] {2,}\S|\S {3,}\S| \| |^\s{0,3}\||\|\s*$")
@@ -44,7 +47,7 @@ _SIGNS, _ENDINGS, _LEAST_PROGRAM = 0.5, 0.3, 3
 # Characters of which one begins what a pattern matches: most lines begin with another, and are not matched.
 _ITEM_BEGINS, _ALONE_BEGINS, _CODE_BEGINS = "-*+•‣▪◦–—[", "#=*_~-<[:.@$", "dcif#rw/}"
 _CODE_ENDS = "{};\\"
-_ODD_ENDS = frozenset(" -‐‑–")
+_ODD_ENDS = frozenset(" -‐‑–\xad")
 """Ends of lines that are joined otherwise than by a space."""
 _INDENTS = ("    ", "\t")
 SIGNATURE = ("--", "-- ")
@@ -75,6 +78,32 @@ def unwrapped(text: str, markdown: bool = False) -> str:
             out += [plain, end]
     out.append(_unwrapped("".join(others), markdown))
     return "".join(out) + signature
+
+
+def unwrapped_in_place(text: str) -> str:
+    """Return a text that was sent rather than read from a file, with `\\n` at its line ends.
+
+    Breaks of paragraphs that are clearly prose, wrapped at a width, become spaces, so that every offset stays what it
+    is for the sender. All other breaks stay: nobody knows what the text is.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\n" not in text.strip("\n"):
+        return text
+    parts, is_open = list[str](), False
+    for block, end in _blocks(text):
+        body = block.rstrip("\n")
+        prose = None if is_open or body.count("\n") == 0 else _plain(body, markdown=False)
+        is_open = _is_left_open(block, is_open)
+        parts += [prose if prose and _is_wrapped(body, prose) else body, block[len(body) :], end]
+    return "".join(parts)
+
+
+def _is_wrapped(block: str, prose: str) -> bool:
+    """Whether a block of full lines is wrapped prose, rather than lines that are sentences each. prose: it, joined."""
+    lines = block.split("\n")
+    if len(prose) != len(block) or max(map(len, lines)) > _WIDEST:
+        return False
+    return not all(line.endswith(_SENTENCE_ENDS) for line in lines[:-1])
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:

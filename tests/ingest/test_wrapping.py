@@ -10,7 +10,7 @@ from ragkv.ingest.formats import eml
 from ragkv.ingest.formats.flowed import flowed
 from ragkv.ingest.formats.pdf_lines import flow
 from ragkv.ingest.loader import parse
-from ragkv.ingest.wrapping import unwrapped
+from ragkv.ingest.wrapping import unwrapped, unwrapped_in_place
 from tests.growth import grows_linearly
 
 LIMIT = 100_000
@@ -97,7 +97,7 @@ def test_a_break_of_markdown_is_a_space_unless_its_author_says_otherwise(text: s
         f"One line.\n-- \nVala Brook\n{PROSE}",
         "apples\npears\nplums",
         "    It was a dark night.\n\n    Nobody was out.",
-        'def upgrade() -> None:\n    """Create what is not there yet."""\n    _create_documents()\n    _create_chunks(1)',
+        'def upgrade() -> None:\n    """Create what is not there."""\n    _create_documents()\n    _create_chunks(1)',
         "rows = select(chunks.c.row, chunks.c.text).where(_MINE)\nmore = select(exists(select(1).select_from(chunks)))"
         "\n"
         "names = (rows, more)\n_OWN = select(collections.c.name)",
@@ -181,5 +181,5 @@ GROWING: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("name", GROWING)
 def test_the_time_grows_with_the_text(name: str) -> None:
-    for read in (unwrapped, flowed, flow, lambda text: unwrapped(text, markdown=True)):
+    for read in (unwrapped, unwrapped_in_place, flowed, flow, lambda text: unwrapped(text, markdown=True)):
         assert grows_linearly(read, GROWING[name], 3000)
