@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class SheetRow(NamedTuple):
         style: Number of the style of its last cell; -1 where rows have no styles.
     """
 
-    cells: Mapping[int, str]
+    cells: dict[int, str]
     is_apart: bool = False
     repeated: frozenset[int] = frozenset()
     style: int = -1
@@ -124,13 +124,15 @@ def _is_apart(block: Sequence[SheetRow], edge: int, is_new: bool) -> bool:
     below = [part for _, part in parts[right + 1 :]]
     if not below or len(below[0].cells) < 2 or not all(edge in part.cells for part in below if part.cells):
         return False
-    if not is_new or left != right:
+    if not is_new or (left != right and not any(part.cells for _, part in parts[:right])):
         return _has_keys(below, edge)
-    own, other = (set(part.cells.values()) for part in parts[right])
-    if own & other or _has_titles(parts[:right], edge):
+    own, other = (list(part.cells.values()) for part in parts[right])
+    if own and own[0] == other[0]:
         return True
+    if other[0] in own or not _has_keys(below, edge):  # more columns of one table, of the next week or year
+        return False
     ends = [max(at for at, part in enumerate(side) if part.cells) for side in zip(*parts, strict=True)]
-    return ends[0] != ends[1] and parts[right][0].is_text and _has_keys(below, edge)
+    return bool({*own} & {*other}) or _has_titles(parts[:right], edge) or ends[0] != ends[1]
 
 
 def _has_keys(rows: Sequence[SheetRow], column: int) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
+from collections import Counter
 from datetime import datetime
 
 import pytest
 
+from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats import csv, xlsx
 from ragkv.ingest.formats.number_formats import NumberFormat, built_in
 from tests.growth import grows_linearly
@@ -204,6 +208,14 @@ SECOND = [
      f"Staff\n\n{FIRST}\n\nMachines\n\nMachine: Crane\nBought: 2019\n\nMachine: Pump\nBought: 2020"),
     (("Name | Town | | May | June", "Vala | Orrin | | 10 | 12", "Timo | Lume | | 20"),
      "Name: Vala\nTown: Orrin\nMay: 10\nJune: 12\n\nName: Timo\nTown: Lume\nMay: 20"),
+    (("Week | One | | | Two", "Name | Mon | Tue | | Mon | Tue", "Vala | early | late | | late | early"),
+     "Week | One | Two\n\nName: Vala\nMon: early\nTue: late\nMon (2): late\nTue (2): early"),
+    (("Name | Pay | | May | June", "Vala | 10 | | 1 | 2", "Timo | 20 | | 3 | 4", "Mara | 30"),
+     "Name: Vala\nPay: 10\nMay: 1\nJune: 2\n\nName: Timo\nPay: 20\nMay: 3\nJune: 4\n\nName: Mara\nPay: 30"),
+    (("No | Name | | No | Machine", "1 | Vala | | 1 | Crane"),
+     "No: 1\nName: Vala\n\nNo: 1\nMachine: Crane"),
+    (("Item | Cost | | Person | Cost", "Roof | 10 | | Vala | 20"),
+     "Item: Roof\nCost: 10\n\nPerson: Vala\nCost: 20"),
     (("Name | Town | | Post | Role", "Vala | Orrin | | chief | all", "Timo | Lume | | clerk | none"),
      "Name: Vala\nTown: Orrin\nPost: chief\nRole: all\n\nName: Timo\nTown: Lume\nPost: clerk\nRole: none"),
     (("Name | Town | | Name | Role", "Vala | Orrin | | Crane | lifts", "", "Timo | Lume | | Pump | draws"),
@@ -242,6 +254,18 @@ def test_styles_tell_whether_rows_below_an_empty_one_name_columns(style: int, sh
     made = styled(1, 1, "Name", "Town") + styled(2, 0, "Vala", "Orrin") + styled(3, 0, "Ada", "Tarn")
     made += styled(5, style, "Timo", "Lume") + styled(6, 0, "Mara", "Dorn")
     assert text(made).split("\n\n")[2] == shown
+
+
+def test_any_cells_are_rows() -> None:
+    rng = random.Random(7)
+    for _ in range(400):
+        cells = [[rng.choice(("", "", "Name", "Town", "Vala", "10", "x y", "# a")) for _ in range(7)] for _ in range(9)]
+        words = sorted(word for line in cells for cell in line for word in cell.split() if word not in ("Name", "Town"))
+        try:
+            shown = csv.parse("\n".join(map(",".join, cells)).encode(), LIMIT).text
+        except InvalidDocument:
+            continue
+        assert not (Counter(words) - Counter(re.split(r"[\s|:]+", shown)))  # names alone may be said once, or often
 
 
 def test_names_without_rows_are_a_line() -> None:
