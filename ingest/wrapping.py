@@ -49,6 +49,8 @@ _ITEM_BEGINS, _ALONE_BEGINS, _CODE_BEGINS = "-*+•‣▪◦–—[", "#=*_~-<[:
 _CODE_ENDS = "{};\\"
 _ODD_ENDS = frozenset(" -‐‑–\xad")
 """Ends of lines that are joined otherwise than by a space."""
+_BROKEN_WORD = re.compile(r"\b([^\W\d_]{1,40})-\n([^\W\d_]{1,40})([^\s\w-]*+)(?: |(?=\n)|\Z)")
+_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*+")
 _INDENTS = ("    ", "\t")
 SIGNATURE = ("--", "-- ")
 """Lines above the signature of a message."""
@@ -59,6 +61,7 @@ def unwrapped(text: str, markdown: bool = False) -> str:
     text_end = len(text) if text.endswith("\n\n") else len(text) - text.endswith("\n")
     if text.count("\n", 0, text_end) == 2 * text.count("\n\n"):  # no line has another below it
         return text
+    text = _with_whole_words(text) if "-\n" in text else text
     text, signature = (text, "") if markdown else _signed(text)
     if markdown and text.startswith("---"):
         return _unwrapped(text, markdown)
@@ -78,6 +81,20 @@ def unwrapped(text: str, markdown: bool = False) -> str:
             out += [plain, end]
     out.append(_unwrapped("".join(others), markdown))
     return "".join(out) + signature
+
+
+def _with_whole_words(text: str) -> str:
+    """Return a text in which words that were broken at a syllable are whole, where it has them so elsewhere."""
+    if _BROKEN_WORD.search(text) is None:
+        return text
+    words = set(_WORD.findall(text.lower()))
+
+    def whole(match: re.Match[str]) -> str:
+        left, right, rest = match[1], match[2], match[3]
+        is_broken = f"{left}{right}".lower() in words and f"{left}-{right}".lower() not in words
+        return f"{left}{right}{rest}\n" if is_broken else match[0]
+
+    return _BROKEN_WORD.sub(whole, text)
 
 
 def unwrapped_in_place(text: str) -> str:

@@ -11,7 +11,6 @@ from ragkv.api.runtime.tenants import Tenant
 from ragkv.api.schemas.common import DESCRIBED, STRICT, Body, Metadata, Title, check_unicode
 from ragkv.catalog import CollectionInfo, DocumentInfo
 from ragkv.ingest.jobs import IngestJob
-from ragkv.ingest.wrapping import unwrapped_in_place
 from ragkv.types import Chunk
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Content(Body):
         )
     )
 
-    text: Annotated[str, AfterValidator(check_unicode), AfterValidator(unwrapped_in_place)]
+    text: Annotated[str, AfterValidator(check_unicode)]
     title: Title = ""
     """The id is used if the title is empty."""
     metadata: Metadata = Field(default_factory=dict)

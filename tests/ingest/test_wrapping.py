@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
+from ragkv.api.schemas.tools import IngestArguments
 from ragkv.ingest.formats import eml
 from ragkv.ingest.formats.flowed import flowed
 from ragkv.ingest.formats.pdf_lines import flow
@@ -112,6 +114,42 @@ def test_short_lines_of_plain_text_stay(text: str) -> None:
 )
 def test_a_text_without_breaks_inside_paragraphs_is_the_same(text: str) -> None:
     assert unwrapped(text) is text
+
+
+def test_wrapped_prose_in_json_becomes_one_line_and_keeps_its_offsets() -> None:
+    text = f"# Harbour\n\n{PROSE}\n\n{POEM}\n\n```\n{PROSE}\n```\n\n{PROSE}\n"
+    (document,) = parse(json.dumps({"id": "a", "text": text.replace("\n", "\r\n")}).encode(), "a.jsonl", LIMIT)
+    assert document.text == f"# Harbour\n\n{JOINED}\n\n{POEM}\n\n```\n{PROSE}\n```\n\n{JOINED}\n"
+    assert len(document.text) == len(text)
+    named = IngestArguments.model_validate({"documents": [{"id": "a", "text": text}]})
+    assert [each.text for each in named.as_documents("default")] == [document.text]
+
+
+SENT = {
+    **KEPT,
+    "sentences": "The harbour of Tarn was built by Ada Brook of the town of Lindmouth.\nIt is in use.\nIt is old.",
+    "paragraphs": f"{'The harbour is old and the town is small. ' * 9}\nShe built it.",
+    "hyphens": "This is one of the problems of the harbour that need a self-\nservice desk, and that is it.",
+    "soft hyphens": "This is one of the problems of the harbour that need a ware\xad\nhouse, and that is it.",
+    "quotation": "> " + PROSE.replace("\n", "\n> "),
+    "narrow": "The harbour of Tarn was built\nby the famous engineer Ada\nMaria Brook of Lindmouth.",
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_other_text_in_json_is_stored_as_it_was_sent(name: str) -> None:
+    assert unwrapped_in_place(SENT[name]) == SENT[name]
+
+
+def test_a_word_that_is_broken_is_whole_where_the_text_has_it_so() -> None:
+    text = "The keeper kept all of his tools and his ropes in the old ware-\nhouse, at the quay of the harbour.{}"
+    joined = text.replace("\n", "")
+    assert unwrapped(text.format("")) == joined.format("")
+    more = " No other warehouse is older."
+    assert unwrapped(text.format(more)) == joined.replace("ware-house", "warehouse").format(more)
+    both = f"{more} The ware-house."
+    assert unwrapped(text.format(both)) == joined.format(both)
+    assert unwrapped(text.format("\n\nThe warehouse."), markdown=True).startswith(f"{joined[:58]}warehouse, at")
 
 
 def test_the_first_line_of_a_paragraph_may_be_indented() -> None:
