@@ -28,6 +28,7 @@ _ASCII, _NEVER, _RARE_SHAPE = math.log(1 / 40), math.log(1e-7), math.log(1e-4)
 _DAMAGED = 4
 """Characters of UTF-8 for one that is none, from which on a text is UTF-8 that was damaged."""
 _QUOTES = frozenset("«»„“”‘’–—…№°§€·\xa0")
+_WESTERN = "cp1252"
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -43,7 +44,7 @@ class _Set(NamedTuple):
 def detected(data: bytes) -> tuple[str, str] | None:
     """Return the text of a file that is not UTF-8, and its character set, or None where it is not sure.
 
-    Both are empty for a text in Latin letters.
+    Both are empty for a text in Latin letters that may be Windows-1252.
     """
     if _is_damaged_utf8(sample := _sample(data)):
         return None
@@ -55,7 +56,8 @@ def detected(data: bytes) -> tuple[str, str] | None:
                 found[text] = scored, candidate
     (best, winner), *others = sorted(found.values(), key=lambda item: item[0], reverse=True)
     if not winner.name:
-        return "", ""
+        western = _decoded(sample, (_WESTERN,))
+        return ("", "") if western in found and found[western][0] > best - _AHEAD else None
     if others and others[0][0] > best - _AHEAD:
         return None
     text = _decoded(data, winner.codecs)
@@ -209,7 +211,7 @@ def _latin(text: str) -> float:
             total += math.log(0.1) if before.isalpha() and not before.isascii() else 0.0
             total += _RARE_SHAPE if letter.isupper() and before.islower() else 0.0
         else:
-            total += math.log(0.002) if letter in _QUOTES and not (before.isalpha() and behind.isalpha()) else _NEVER
+            total += _NEVER if before.isalpha() and behind.isalpha() and letter not in "’·" else math.log(0.002)
     return total
 
 
@@ -226,6 +228,6 @@ _SETS = (
     *(_Set(name, (codec,), _narrow(GREEK)) for name, codec in (
         ("windows-1253", "cp1253"), ("iso-8859-7", "iso8859_7"), ("cp737", "cp737"),
     )),
-    *(_Set("", (codec,), _latin) for codec in ("cp1252", "cp1250", "cp1254", "cp1257", "cp850", "mac_roman")),
+    *(_Set("", (codec,), _latin) for codec in (_WESTERN, "cp1250", "cp1254", "cp1257", "cp850", "mac_roman")),
 )  # fmt: skip
 """Sets by what is likely in them. Those without a name are in Latin letters, which do not say in which of them."""

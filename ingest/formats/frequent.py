@@ -45,5 +45,5 @@ CYRILLIC = "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъёі
 """Letters of Slavonic languages, the frequent ones first."""
 GREEK = "αοιετσνηυρπκμλςωδγχθφβάέήίόύώξζψϊϋΐΰ"
 """Letters of Greek, the frequent ones first."""
-LATIN = frozenset("éèêëàâäáãåæöóôõøœüúùûßñçíîïąćęłńśźżčďěňřšťůžýőűğışāēģīķļņū")
+LATIN = frozenset("éèêëàâäáãåæöóòôõøœüúùûßñçíìîïýÿðþąćęłńśźżčďěňřšťůžýőűğışāēģīķļņū")
 """Letters with accents, and others beyond ASCII, of languages that are written in Latin."""

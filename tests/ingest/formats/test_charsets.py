@@ -188,6 +188,7 @@ def test_prose_in_an_old_character_set_is_read_as_it_was_written(codec: str) -> 
 @pytest.mark.parametrize(
     "data",
     [
+        "Prénom: Zoé, Noël. Âge: trois ans.".encode("mac_roman"),
         "Powódź w Łęgach, wąż".encode("cp1250"), "γερανός".encode("cp1253"), "Привет".encode("cp1251"),
         b"\xed\xa0\x80 half a pair", b"ab\xc3", "é".encode() * 9 + b"\xff",
         bytes(range(128, 256)) * 4,
@@ -200,7 +201,12 @@ def test_a_plain_file_whose_set_is_not_sure_is_refused(data: bytes) -> None:
         loader.parse(b"The town. " + data, "a.txt", LIMIT)
 
 
-LATIN = ("Prénom,Ville\nZoé,Besançon\n", "Navn,By\nBjørn,Tromsø\nÅse,Ålesund\n", "Nafn\nÞórður\nÆgir\n", "Gr\nMaß\n")
+LATIN = (
+    "Prénom,Ville\nZoé,Besançon\n", "Navn,By\nBjørn,Tromsø\nÅse,Ålesund\n", "Nafn,Bær\nÞórður,Höfn\nÆgir,Ísafjörður\n",
+    "Prezzo,Nota\n5 £,perché così è più 38 m²\n½ tazza,20 °C ± 5\n",
+    "Straße,Größe\nAllee • 5,3 µm ® © – „Zitat“ 10 €\n",
+    "A,B\nNAÏVE ÉTÉ,À NOËL\nl’amour d’été,œuvre\n", "Gr,Maß\n1,2\n",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("text", LATIN)
