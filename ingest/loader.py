@@ -24,9 +24,10 @@ from ragkv.ingest.document_ids import DocumentIds
 from ragkv.ingest.document_ids import Rejected as Rejected
 from ragkv.ingest.folders import SUFFIXES, FolderFault, named
 from ragkv.ingest.formats.base import Parsed
+from ragkv.ingest.formats.charsets import decode_plain
 from ragkv.ingest.sandbox import FORMATS, USUAL, Allowance
 from ragkv.ingest.text import check_replacements, check_text, decode
-from ragkv.ingest.wrapping import unwrapped
+from ragkv.ingest.wrapping import unwrapped, unwrapped_in_place
 from ragkv.normalisation import normal_id, visible
 from ragkv.passages import fence_of, heading_of, shortened
 from ragkv.types import Document
@@ -190,10 +191,12 @@ def _parsed(file: BinaryIO, size: int, suffix: str, limit: int, allowed: Allowan
             return sandbox.parse(file, suffix, limit, allowed)
         except OSError as error:
             raise InvalidDocument(f"no process can be started to read it: {error.strerror}; try again later") from None
-    text = visible(decode(file.read(limit + 1)))  # before lines are joined: a soft hyphen divides a word
+    text, encoding = decode_plain(file.read(limit + 1), "save it as UTF-8")
+    text = visible(text)  # before lines are joined: a soft hyphen divides a word
+    said = {} if encoding == "utf-8" else {"encoding": encoding}
     if suffix == ".md":
-        return Parsed(_heading(text), unwrapped(text, markdown=True), {"format": "markdown"})
-    return Parsed("", unwrapped(text), {})
+        return Parsed(_heading(text), unwrapped(text, markdown=True), {"format": "markdown", **said})
+    return Parsed("", unwrapped(text), {"format": "text", **said} if said else {})
 
 
 def _lines(file: BinaryIO, name: str, limit: int, collection: str) -> Iterator[Document | Rejected]:
@@ -234,8 +237,8 @@ def _line(text: str, where: str, collection: str) -> Document:
     metadata = entry.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise InvalidDocument(f'{where}: "metadata" must be an object')
-    newlines = str(entry["text"]).replace("\r\n", "\n").replace("\r", "\n")
-    return Document(entry["id"], entry.get("title") or entry["id"], newlines, metadata, collection)
+    text = unwrapped_in_place(entry["text"])
+    return Document(entry["id"], entry.get("title") or entry["id"], text, metadata, collection)
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from operator import add
 
 from ragkv.ingest.paragraphs import FULL, KEY_LENGTH, VERSE, WIDE_FROM, indent_of, joined, quote_of
 
 LONGEST = 65536
 """Characters of lines that are held at once, unless they are code."""
+_WIDEST = 120
+"""Characters of the longest line that a program wraps."""
+_SENTENCE_ENDS = (".", "!", "?", "…", ".”", '."', ":", ";")
 _FENCE = re.compile(r" {0,3}(```|~~~|\$\$)")
 _ITEM = re.compile(r"\s{0,12}(?:[-*+•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)]|\[[ xX]\])\s+\S")
 _APART = re.compile(r"\t|[^\s.!?:] {2,}\S|\S {3,}\S| \| |^\s{0,3}\||\|\s*$")
@@ -30,12 +33,24 @@ _ALONE = re.compile(
 _CODE = re.compile(
     r"\s*(?:def \w+\(|class \w+[:(]|import \w+$|from [\w.]+ import |#include|return;|(?:if|for|while) ?\(|//|/\*|\})"
 )
-_SENTENCE = re.compile(r"(?![ivx]{2,4}[.)])[\"“‘]?(?:[^\W\d_]{2,}+(?:[ ,.;!?’'”\")-]|$)|[AaIO] |\d{1,9}+,? [^\W\d_])")
-"""How a line of plain sentences begins."""
+_FIRST_WORD = r"[^\W\d_]{2,}+(?:[ ,.;!?’'”\")-]|\Z|(?=\n))|[AaIO] |\d{1,9}+,? [^\W\d_]"
+_SENTENCE = rf"(?![ivx]{{2,4}}[.)])[\"“‘]?(?:{_FIRST_WORD})[^\n]*+(?:\n(?=[^\n])|\Z)"
+"""A line of plain sentences, by its first word."""
+_SENTENCES = re.compile(rf"(?:{_SENTENCE})++\Z")
+_FIELDLESS = re.compile(rf"(?:(?![^:\n]{{0,{KEY_LENGTH - 1}}}:){_SENTENCE})++\Z")
+"""Lines of sentences, and those of which none may be a field, `Name: value`."""
+_CODE_SIGNS = ("(", ":", "import ", "#", ";", "/", "{", "}")
+"""What a line of a program has, one of them at least."""
+_PROGRAM_ENDS = frozenset("()[]{},;:")
+_SIGNS, _ENDINGS, _LEAST_PROGRAM = 0.5, 0.3, 3
+"""Signs for each line, share of lines with such an end, and lines, from which on a block is one of a program."""
 # Characters of which one begins what a pattern matches: most lines begin with another, and are not matched.
 _ITEM_BEGINS, _ALONE_BEGINS, _CODE_BEGINS = "-*+•‣▪◦–—[", "#=*_~-<[:.@$", "dcif#rw/}"
 _CODE_ENDS = "{};\\"
-_HYPHENATED = re.compile(r"[-‐‑–]\n")
+_ODD_ENDS = frozenset(" -‐‑–\xad")
+"""Ends of lines that are joined otherwise than by a space."""
+_BROKEN_WORD = re.compile(r"\b([^\W\d_]{1,40})-\n([^\W\d_]{1,40})([^\s\w-]*+)(?: |(?=\n)|\Z)")
+_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*+")
 _INDENTS = ("    ", "\t")
 SIGNATURE = ("--", "-- ")
 """Lines above the signature of a message."""
@@ -43,14 +58,18 @@ SIGNATURE = ("--", "-- ")
 
 def unwrapped(text: str, markdown: bool = False) -> str:
     """Return a text with the lines of each paragraph in one. The time is linear in its length."""
-    if "\n" not in text.strip("\n"):
+    text_end = len(text) if text.endswith("\n\n") else len(text) - text.endswith("\n")
+    if text.count("\n", 0, text_end) == 2 * text.count("\n\n"):  # no line has another below it
         return text
+    text = _with_whole_words(text) if "-\n" in text else text
     text, signature = (text, "") if markdown else _signed(text)
     if markdown and text.startswith("---"):
         return _unwrapped(text, markdown)
     out, others, size, is_open = list[str](), list[str](), 0, False
     for block, end in _blocks(text):
         plain = None if is_open else _plain(block, markdown)
+        if plain is None and not (others or is_open or markdown) and _is_program(block):
+            plain = block
         if plain is None:
             others += [block, end]
             size += len(block)
@@ -62,6 +81,46 @@ def unwrapped(text: str, markdown: bool = False) -> str:
             out += [plain, end]
     out.append(_unwrapped("".join(others), markdown))
     return "".join(out) + signature
+
+
+def _with_whole_words(text: str) -> str:
+    """Return a text in which words that were broken at a syllable are whole, where it has them so elsewhere."""
+    if _BROKEN_WORD.search(text) is None:
+        return text
+    words = set(_WORD.findall(text.lower()))
+
+    def whole(match: re.Match[str]) -> str:
+        left, right, rest = match[1], match[2], match[3]
+        is_broken = f"{left}{right}".lower() in words and f"{left}-{right}".lower() not in words
+        return f"{left}{right}{rest}\n" if is_broken else match[0]
+
+    return _BROKEN_WORD.sub(whole, text)
+
+
+def unwrapped_in_place(text: str) -> str:
+    """Return a text that was sent rather than read from a file, with `\\n` at its line ends.
+
+    Breaks of paragraphs that are clearly prose, wrapped at a width, become spaces, so that every offset stays what it
+    is for the sender. All other breaks stay: nobody knows what the text is.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\n" not in text.strip("\n"):
+        return text
+    parts, is_open = list[str](), False
+    for block, end in _blocks(text):
+        body = block.rstrip("\n")
+        prose = None if is_open or body.count("\n") == 0 else _plain(body, markdown=False)
+        is_open = _is_left_open(block, is_open)
+        parts += [prose if prose and _is_wrapped(body, prose) else body, block[len(body) :], end]
+    return "".join(parts)
+
+
+def _is_wrapped(block: str, prose: str) -> bool:
+    """Whether a block of full lines is wrapped prose, rather than lines that are sentences each. prose: it, joined."""
+    lines = block.split("\n")
+    if len(prose) != len(block) or max(map(len, lines)) > _WIDEST:
+        return False
+    return not all(line.endswith(_SENTENCE_ENDS) for line in lines[:-1])
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -91,26 +150,42 @@ def _plain(block: str, markdown: bool) -> str | None:
 
     Most paragraphs are plain, and these few steps take a tenth of the time.
     """
-    if "  " in block or "\t" in block or "|" in block or " \n" in block or "\\" in block or "<br" in block:
+    if "  " in block or "\t" in block or "|" in block or "\\" in block or "<br" in block:
         return None
-    lines, has_keys = block.split("\n"), ":" in block
-    for line in lines:
-        if _SENTENCE.match(line) is None or (has_keys and line.find(":", 0, KEY_LENGTH) >= 0):
-            return None
-    width = max(map(len, lines))
-    if len(lines) == 1:
+    if block[:2] == "> " and block.count("\n") == block.count("\n> "):
+        inner = _plain(block[2:].replace("\n> ", "\n"), markdown)
+        return None if inner is None or "\n" in inner else f"> {inner}"
+    if (_FIELDLESS if ":" in block else _SENTENCES).match(block) is None:
+        return None
+    if "\n" not in block:
         return block
-    if width <= VERSE or not (block.isascii() or max(block) < WIDE_FROM) or _HYPHENATED.search(block):
+    lines = block.split("\n")
+    widths = list(map(len, lines))
+    width = max(widths)
+    if width <= VERSE or not (block.isascii() or max(block) < WIDE_FROM):
+        return None
+    if not _ODD_ENDS.isdisjoint([line[-1] for line in lines]):
         return None
     if not markdown:
-        least = FULL * width - 1
-        for above, below in pairwise(lines):
-            word = below.find(" ")
-            if len(above) + (len(below) if word < 0 else word) <= least:
-                return None
-            if (above[0] in _CODE_BEGINS or above[-1] in _CODE_ENDS) and _is_code(above, above):
-                return None
+        words = [line.find(" ") for line in lines]
+        if -1 in words:
+            words = [length if word < 0 else word for word, length in zip(words, widths, strict=True)]
+        if min(map(add, widths, words[1:])) <= FULL * width - 1:
+            return None
+        if any(map(block.__contains__, _CODE_SIGNS)) and any(_is_code(line, line) for line in lines[:-1]):
+            return None
     return block.replace("\n", " ")
+
+
+def _is_program(block: str) -> bool:
+    """Whether a block is one of a program, by the signs that its lines have and those that they end in."""
+    if "=" not in block and "(" not in block:
+        return False
+    lines = block.split("\n")
+    if sum(line[-1:] in _PROGRAM_ENDS for line in lines) < _ENDINGS * len(lines) or len(lines) < _LEAST_PROGRAM:
+        return False
+    signs = block.count("(") + block.count("=") + block.count("{") + block.count("_")
+    return signs >= _SIGNS * len(lines) and not _has_fences(block)
 
 
 def _is_left_open(block: str, is_open: bool) -> bool:
@@ -127,13 +202,15 @@ def _unwrapped(text: str, markdown: bool) -> str:
         return ""
     out, paragraph, quoted = list[str](), list[str](), ">" in text
     for line, is_prose, is_item in _lines(text.split("\n"), markdown, _has_fences(text)):
-        if paragraph and (not is_prose or is_item or _begins_anew(paragraph[-1], line, markdown, quoted)):
-            out += joined(paragraph, markdown, quoted)
+        if is_prose and paragraph and not is_item:
+            may_begin = quoted or (not markdown and line[:1].isspace())
+            if not may_begin or not _begins_anew(paragraph[-1], line, markdown, quoted):
+                paragraph.append(line)
+                continue
+        if paragraph:
+            out += joined(paragraph, markdown, quoted) if len(paragraph) > 1 else paragraph
             paragraph.clear()
-        if is_prose:
-            paragraph.append(line)
-        else:
-            out.append(line)
+        (paragraph if is_prose else out).append(line)
     return "\n".join([*out, *joined(paragraph, markdown, quoted)])
 
 
@@ -192,6 +269,6 @@ def _begins_anew(before: str, line: str, markdown: bool, quoted: bool) -> bool:
     """
     if quoted and quote_of(line) != quote_of(before):
         return True
-    if markdown or not (quoted or line[:1].isspace()):
+    if markdown:
         return False
     return indent_of(line) > indent_of(before) + 1 and not _ITEM.match(before)

@@ -39,6 +39,7 @@ from ragkv.api.schemas.paging import read_place, write_place
 from ragkv.catalog import DocumentOrder, SortField
 from ragkv.errors import InputError, NotFound
 from ragkv.ingest.jobs import IngestJob
+from ragkv.ingest.wrapping import unwrapped_in_place
 from ragkv.types import Document, Filter
 
 PARTS = (b"text", b"chunks")
@@ -94,7 +95,7 @@ async def add_documents(
     wait: Wait = False,
 ) -> Response:
     bodies = body.documents if isinstance(body, DocumentsIn) else [body]
-    documents = [_to_document(each, collection, tenant) for each in bodies]
+    documents = await run_in_threadpool(lambda: [_to_document(each, collection, tenant) for each in bodies])
     job_id = await enqueue(documents, documents[0].collection, engine_thread, caller)
     if not wait:
         return job_responses.accepted(job_id)
@@ -119,9 +120,8 @@ async def put_document(
 ) -> Response:
     """Set the content of a document. Nothing is done if it has this content already. A new version replaces the old one
     at once when it is ingested; until then answers come from the old one."""
-    document = Document(
-        document_id, body.title or document_id, body.text, body.metadata, caller.tenant.inside(collection)
-    )
+    text = await run_in_threadpool(unwrapped_in_place, body.text)  # the time grows with the text
+    document = Document(document_id, body.title or document_id, text, body.metadata, caller.tenant.inside(collection))
     if await run_in_threadpool(engine_thread.catalog_service.unchanged, document) is None:
         job_id = await enqueue([document], document.collection, engine_thread, caller)
         if not wait:
@@ -197,7 +197,8 @@ def _to_document(body: DocumentIn, parameter: str | None, tenant: Tenant) -> Doc
     """Convert a document of a body. `parameter` is the collection that the query names, if it names one."""
     named = body.collection if "collection" in body.model_fields_set else None
     collection = one_collection(parameter, named, f"document {body.id!r}")
-    return Document(body.id, body.title or body.id, body.text, body.metadata, tenant.inside(collection))
+    text = unwrapped_in_place(body.text)
+    return Document(body.id, body.title or body.id, text, body.metadata, tenant.inside(collection))
 
 
 def one_collection(parameter: str | None, named: str | None, where: str) -> str:

@@ -159,7 +159,8 @@ class LocalBackend:
 
     async def ingest(self, arguments: IngestArguments, progress: Progress) -> IngestSummary:
         """Ingest documents and wait until they are in. The ingest stops when the call is cancelled."""
-        running = _LocalIngest(arguments.as_documents(arguments.collection), threading.Event())
+        documents = await anyio.to_thread.run_sync(arguments.as_documents, arguments.collection)
+        running = _LocalIngest(documents, threading.Event())
         meter, total = ProgressMeter(progress), len(running.documents)
         work = asyncio.create_task(self._with_engine(running.run))
         try:

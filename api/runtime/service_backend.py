@@ -69,7 +69,7 @@ class ServiceBackend:
         self._require("bytes")
         stored = self._limiter.limits(self._tenant.name).stored
         await run_in_threadpool(thread.catalog_service.check_room, self._tenant, stored)
-        documents = arguments.as_documents(inside)
+        documents = await run_in_threadpool(arguments.as_documents, inside)
         job_id, meter = await enqueue(documents, inside, thread, self._caller), ProgressMeter(progress)
         self._limiter.charge(self._tenant.name, "bytes", sum(len(each.text.encode()) for each in documents))
         while True:

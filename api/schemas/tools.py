@@ -17,6 +17,7 @@ from ragkv.api.schemas.documents import Content
 from ragkv.api.schemas.paging import write_place
 from ragkv.catalog import CollectionInfo, DocumentInfo, DocumentOrder, SortField
 from ragkv.client import Collection, RemoteDocument
+from ragkv.ingest.wrapping import unwrapped_in_place
 from ragkv.types import Document
 
 DOCUMENT_URIS = "ragkv://documents/"
@@ -62,9 +63,13 @@ class IngestArguments(Body):
     collection: Annotated[Name, Field(description=_COLLECTION)] = "default"
 
     def as_documents(self, collection: str) -> list[Document]:
-        """Convert to documents. collection: its name in the catalogue."""
+        """Convert to documents, with wrapped prose in one line. collection: its name in the catalogue.
+
+        The time grows with the texts, so that no event loop should wait for it.
+        """
         return [
-            Document(each.id, each.title or each.id, each.text, each.metadata, collection) for each in self.documents
+            Document(each.id, each.title or each.id, unwrapped_in_place(each.text), each.metadata, collection)
+            for each in self.documents
         ]
 
 

@@ -3,7 +3,7 @@
 Labels are those of the WHATWG Encoding Standard, as browsers and mail programs read them: a label means the superset
 that programs write under it, so `gb2312` is GB 18030, `iso-8859-1` is Windows-1252 and `us-ascii` may be UTF-8.
 Python's names are known, too. A label that nobody knows is no reason to guess: the text is UTF-8 or ISO-2022-JP, or it
-is refused.
+is refused. Plain files have no label: what their characters show beyond doubt is their set (detection.py).
 """
 
 from __future__ import annotations
@@ -90,11 +90,13 @@ def detect(data: bytes) -> str:
     return text
 
 
-def decode_table(data: bytes) -> tuple[str, str]:
-    """Return the text of a CSV file and its character set: UTF-8, UTF-16 with a mark, or what spreadsheets save.
+def decode_plain(data: bytes, advice: str) -> tuple[str, str]:
+    """Return the text of a plain file, and its character set: UTF-8, UTF-16 with a mark, or what its characters show.
+
+    advice: What to do with a file in another set.
 
     Raises:
-        InvalidDocument: It is in another one.
+        InvalidDocument: It is in another one, or no text.
     """
     for mark, name in BOMS:
         if data.startswith(mark):
@@ -104,11 +106,33 @@ def decode_table(data: bytes) -> tuple[str, str]:
         try:
             text, name = data.decode(), "utf-8"
         except UnicodeDecodeError as error:
-            text, name = data.decode("cp1252", errors="replace"), WESTERN
-            if not _is_western(text):
-                raise InvalidDocument(f"byte {error.start} is not UTF-8 text; save it as CSV UTF-8") from None
+            text, name = _without_mark(data, f"byte {error.start} is not UTF-8 text; {advice}")
+        if "\x1b" in text and (japanese := _unlabelled(data)) not in (None, text):
+            text, name = str(japanese), "iso-2022-jp"
     check_text(text)
     return _checked(text, name).replace("\r\n", "\n").replace("\r", "\n"), name
+
+
+def _without_mark(data: bytes, fault: str) -> tuple[str, str]:
+    """Return text that is in no Unicode, and its character set. Raises InvalidDocument with the fault."""
+    from ragkv.ingest.formats.detection import detected  # most files are UTF-8
+
+    if b"\0" not in data and not _is_unicode(data) and (found := detected(data)):
+        if found[1]:
+            return found
+        text = data.decode("cp1252", errors="replace")
+        if _is_western(text):
+            return text, WESTERN
+    raise InvalidDocument(fault)
+
+
+def _is_unicode(data: bytes) -> bool:
+    """Whether data is UTF-8 but for halves of surrogate pairs, which some programs write."""
+    try:
+        data.decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def name_of(label: str) -> str:
@@ -227,7 +251,7 @@ def _is_western(text: str) -> bool:
     # Signs inside a word, and accents on letter after letter, which no Western language has.
     foreign_words = (
         re.search(r"[^\W\d_][¡-©«¬®-±²³¶¸¹»-¿ˆ‰†‡‚„“”‹›•˜™][^\W\d_]", text),
-        re.search(r"[a-zß-ÿ][Ÿ¿¡]|[À-ÖØ-öø-ÿŠšŒœŽžŸ]{4}", text),
+        re.search(r"[a-zß-öø-ÿ][Ÿ¿¡À-ÖØ-Þ]|(?<![aeouAEOU])ÿ|[À-ÖØ-öø-ÿŠšŒœŽžŸ]{4}", text),
     )
     return not any(foreign_words)
 

@@ -17,8 +17,9 @@ from itertools import islice
 
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats.base import Parsed, TextRoom
-from ragkv.ingest.formats.charsets import decode_table
-from ragkv.ingest.formats.records import Records, SheetRow, filled
+from ragkv.ingest.formats.charsets import decode_plain
+from ragkv.ingest.formats.records import Records
+from ragkv.ingest.formats.sheet_rows import SheetRow, filled
 
 DELIMITERS = ",;\t|"
 SAMPLE_ROWS = 50
@@ -37,7 +38,7 @@ def parse(data: bytes, limit: int) -> Parsed:
         InvalidDocument: The file is not CSV, or has no rows.
         TooLarge: The text has over `limit` bytes.
     """
-    text, encoding = decode_table(data)
+    text, encoding = decode_plain(data, "save it as CSV UTF-8")
     csv.field_size_limit(max(limit, 1))
     stated = _STATED.match(text)
     text = text[stated.end() :] if stated else text

@@ -1,8 +1,8 @@
 """PDF to text, page by page, with PDFium. Pages are separated by an empty line.
 
 A PDF says where letters are painted, and not what is a word or a paragraph. Lines are joined where a sentence or a word
-goes on (pdf_lines.py). Figures that are painted smaller and higher or lower than those before are above or below the
-line (scripts.py).
+goes on (pdf_lines.py). Text that is painted smaller and higher or lower than what is before it is above or below the
+line (pdf_scripts.py).
 
 With OCR (ocr.py), pages that show something but have no text, or text that cannot be read, are read from their picture.
 """

@@ -5,44 +5,27 @@
     Name     Town                       Name: Vala
     Vala     Orrin                      Town: Orrin
 
-The names are found below titles and comments. A second table below an empty row has names of its own.
+The names are found below titles and comments. A second table, below an empty row or beside the first (sheet_rows.py),
+has names of its own.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from ragkv.ingest.formats.base import TextRoom
+from ragkv.ingest.formats.sheet_rows import AHEAD, SheetRow, TablesBeside, is_value
 
-AHEAD = 12
-"""Rows that are looked at to find the names of columns."""
 TITLE_SHARE = 0.67
 """A row above the names that fills no more than this share of their columns is a title."""
+_ABOVE = 50
+"""Rows above an empty one that are compared with those below."""
+_LONGEST_NAME = 60
+"""Characters of the name of a column, unless the first row has longer ones."""
 _NUMBER = re.compile(r"[+-]?[.,\s]*+\d[\d.,\s]*+%?")
-_VALUE = re.compile(r"[+-]?[$€£¥]?\s?[\d.,][\d.,:/\s%-]*+(?:[^\W\d_]{1,4}|[$€£¥])?\.?")
-
-
-class SheetRow(NamedTuple):
-    """A row that is not empty.
-
-    Attributes:
-        cells: Its texts by column, from 0 on, without empty ones.
-        is_apart: Whether empty rows stand above it.
-        repeated: Columns that repeat the cell on their left, of which they are a part.
-    """
-
-    cells: Mapping[int, str]
-    is_apart: bool = False
-    repeated: frozenset[int] = frozenset()
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it has one text, which may span several columns."""
-        return len(self.cells) - len(self.repeated) == 1
 
 
 def column_names(row: Sequence[str]) -> list[str]:
@@ -76,25 +59,42 @@ class Records:
         self.count = 0
         self._room, self._single = room, single
         self._names: dict[int, str] | None = None
-        self._header: Mapping[int, str] = {}
+        self._header = SheetRow({})
+        self._above = deque[SheetRow](maxlen=_ABOVE)
 
     def write(self, rows: Iterator[SheetRow]) -> None:
         """Write all rows. Raises TooLarge."""
+        beside = TablesBeside()
+        self._write(beside.left(rows))
+        if beside.right:
+            others = Records(self._room, self._single)
+            others.write(iter(beside.right))
+            self.paragraphs += others.paragraphs
+            self.count += others.count
+
+    def _write(self, rows: Iterator[SheetRow]) -> None:
+        """Write the rows of tables that are above each other."""
         ahead = deque(islice(rows, AHEAD))
         while ahead:
             if self._names is None or ahead[0].is_apart:
+                ahead.extend(islice(rows, AHEAD - len(ahead)))
                 for _ in range(self._open_table(ahead)):
                     ahead.popleft()
             if ahead:
                 self._write_row(ahead.popleft())
-            ahead.extend(islice(rows, AHEAD - len(ahead)))
+            if not ahead:
+                ahead.extend(islice(rows, AHEAD))
         if self._names and not self.count and not self._single:
             self._write_title(SheetRow(self._names))  # names of nothing
 
     def _open_table(self, ahead: Sequence[SheetRow]) -> int:
         """Take the names of a table and write the titles above them. Returns how many rows that were."""
         first = self._names is None
-        at = _first_header(ahead, self._single) if first else _next_header(ahead, self._names or {})
+        at = (
+            _first_header(ahead, self._single)
+            if first
+            else _next_header(ahead, self._names or {}, self._header, self._above)
+        )
         if at is None:
             if first and not ahead[0].is_single:
                 self._names = {}
@@ -106,7 +106,8 @@ class Records:
         if below is not None and len(ahead) > at + 2 and _is_second(header, below):
             cells, taken = _combined(header.cells, below.cells), at + 2
         self._names = dict(zip(cells, column_names(list(cells.values())), strict=True))
-        self._header = header.cells
+        self._header = header
+        self._above.clear()
         return taken
 
     def _write_title(self, row: SheetRow) -> None:
@@ -118,7 +119,7 @@ class Records:
         if self._names is None or (row.is_single and self._names and (row.repeated or _is_comment(cells))):
             self._write_title(row)
             return
-        if cells == self._header:  # names that are printed on each page
+        if cells == self._header.cells:  # names that are printed on each page
             return
         names = self._names
         lines = [f"{names.get(at) or f'column {at + 1}'}: {cell}" for at, cell in cells.items()]
@@ -127,6 +128,7 @@ class Records:
             paragraph = _lines(paragraph)
         self.paragraphs.append(self._room.take(paragraph))
         self.count += 1
+        self._above.append(row)
 
 
 def _lines(cell: str) -> str:
@@ -158,36 +160,75 @@ def _first_header(ahead: Sequence[SheetRow], single: bool) -> int | None:
 def _is_names(ahead: Sequence[SheetRow], at: int) -> bool:
     """Whether a row of several texts could name the columns of a row below it."""
     row = ahead[at]
-    return len(row.cells) > 1 and _is_text(row) and at + 1 < len(ahead) and len(ahead[at + 1].cells) > 1
+    return len(row.cells) > 1 and row.is_text and at + 1 < len(ahead) and len(ahead[at + 1].cells) > 1
 
 
 def _is_title(row: SheetRow, following: SheetRow, alone: bool, more: bool) -> bool:
     """Whether a row is a title above the names of columns, and not these names themselves."""
-    if not more or len(following.cells) < 2 or not _is_text(following) or 0 not in row.cells:
+    if not more or len(following.cells) < 2 or not following.is_text or 0 not in row.cells:
         return False
-    if following.is_apart and alone and (row.cells.keys() != following.cells.keys() or not _is_text(row)):
+    if following.is_apart and alone and (row.cells.keys() != following.cells.keys() or not row.is_text):
         return True
     return len(row.cells) < TITLE_SHARE * len(following.cells)
 
 
-def _next_header(ahead: Sequence[SheetRow], names: Mapping[int, str]) -> int | None:
-    """Return which row names the columns of a further table; None where the rows go on with the one above."""
+def _next_header(
+    ahead: Sequence[SheetRow], names: Mapping[int, str], header: SheetRow, above: Collection[SheetRow]
+) -> int | None:
+    """Return which row names the columns of a further table; None where the rows go on with the one above.
+
+    Args:
+        ahead: The rows behind an empty one.
+        names: Names of the columns of the table above.
+        header: The row of these names.
+        above: Its last rows.
+    """
     end = next((at for at in range(1, len(ahead)) if ahead[at].is_apart), len(ahead))
     for at in range(end - 1):
         row, following = ahead[at], ahead[at + 1]
         if row.is_single:
             continue
-        if not _is_text(row) or not _names(row) or len(following.cells) < 2:
+        if not row.is_text or not _names(row) or len(following.cells) < 2:
             return None
-        values = (column for column, cell in following.cells.items() if _VALUE.fullmatch(cell))
+        values = (column for column, cell in following.cells.items() if is_value(cell))
         is_new = at > 0 or not row.cells.keys() <= names.keys() or any(column in row.cells for column in values)
-        return at if is_new else None
+        below = [ahead[place] for place in range(at + 1, end)]
+        return at if is_new or not _goes_on(row, below, header, above) else None
     return None
+
+
+def _goes_on(row: SheetRow, below: Sequence[SheetRow], header: SheetRow, above: Collection[SheetRow]) -> bool:
+    """Whether a row of texts behind an empty row goes on with the table above, rather than naming columns.
+
+    Where styles tell names from rows, they tell it. Else a row goes on that has a text of the column above again, or
+    that looks like the rows of a column whose name looks like none of them.
+    """
+    if not above:
+        return False
+    if header.style >= 0 and any(header.style != other.style for other in above):
+        return row.style in {other.style for other in above} and row.style != header.style
+    if header.cells.keys() != row.cells.keys() or set(header.cells.values()) & set(row.cells.values()):
+        return False
+    if any(len(cell) > _LONGEST_NAME for cell in row.cells.values()):
+        return True
+    for column, cell in row.cells.items():
+        earlier = {other.cells[column] for other in above if column in other.cells}
+        if any(other.cells.get(column) in earlier for other in (row, *below)):
+            return True
+        kinds = set(map(_kind, earlier))
+        if _kind(header.cells[column]) not in kinds and _kind(cell) in kinds:
+            return all(_kind(other.cells[column]) in kinds for other in below if column in other.cells)
+    return False
+
+
+def _kind(cell: str) -> tuple[bool, bool, bool, bool]:
+    """Return what a text looks like: whether it has words, figures, signs of an address, and a capital."""
+    return " " in cell, any(map(str.isdigit, cell)), "@" in cell or "/" in cell, cell[:1].isupper()
 
 
 def _is_second(header: SheetRow, below: SheetRow) -> bool:
     """Whether the names of columns go on in a second row: `Shift` above `day` and `night`."""
-    if not _is_text(below) or len(below.cells) < 2:
+    if not below.is_text or len(below.cells) < 2:
         return False
     upper, lower = header.cells, below.cells
     if header.repeated:
@@ -212,15 +253,5 @@ def _names(row: SheetRow) -> list[str]:
     return column_names(list(row.cells.values()))
 
 
-def _is_text(row: SheetRow) -> bool:
-    """Whether no cell of a row is a number or a date."""
-    return not any(map(_VALUE.fullmatch, row.cells.values()))
-
-
 def _is_comment(cells: Mapping[int, str]) -> bool:
     return cells.get(0, "").startswith("#")
-
-
-def filled(cells: Iterable[str]) -> dict[int, str]:
-    """Return the cells that are not empty, by column."""
-    return {at: cell for at, cell in enumerate(cells) if cell}

@@ -30,6 +30,8 @@ _NO_WORDS = set(
 )
 """Units and functions, which have exponents and no notes, as words of two letters may."""
 _PRIMES = "′″‴'"
+_LETTERS = "abcde"
+"""Marks of notes behind a number of three digits and more, which no exponents are."""
 _LOCKED = ".,;:!?…\"'”’»。、"
 """What ends a sentence or a part of it."""
 
@@ -148,6 +150,8 @@ def _is_note(text: str) -> bool:
 
 
 def _is_ending(inner: str, base: str) -> bool:
+    if inner in ("a", "o") and base[-3:].isdigit() and len(base) > 2:  # the mark of a note: 120, 1987
+        return False
     if base[-1:].isdigit() or (inner.startswith(("e", "è")) and not _last(base, str.isalpha).strip("IVXLC")):
         return inner in _ENDINGS
     return inner in _TITLES and base[-1:] in _TITLES[inner] and not base[-2:-1].isalpha()
@@ -157,9 +161,9 @@ def _is_marked(inner: str, base: str) -> bool:
     """Whether a base has a note rather than an exponent: the end of a sentence, a year or a word that is no unit."""
     if inner[0] in "[*†‡§¶∗(":
         return True
-    if not inner[0].isdigit():
-        return base[-1:] in _LOCKED
     word = _last(base, str.isalnum)
+    if not inner[0].isdigit():
+        return base[-1:] in _LOCKED or (inner in _LETTERS and len(word) > 2 and word.isdigit())
     is_word = word.isalpha() and (len(word) > 2 or "," in inner) and word.lower() not in _NO_WORDS
     return base[-1:] in _LOCKED or is_word or bool(re.fullmatch(r"(?:1[5-9]|20)\d\d", word))
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from ragkv.ingest.formats.cell_styles import CellStyle, RichText, whole
 from ragkv.ingest.formats.package import PartHandler
-from ragkv.ingest.formats.records import SheetRow
+from ragkv.ingest.formats.sheet_rows import SheetRow
 
 MOST_COLUMNS = 16_384
 MOST_REPEATED = 64
@@ -68,10 +68,10 @@ class Sheet(PartHandler):
 
     def __init__(self, values: Values):
         self._values = values
-        self._rows: list[tuple[int, bool, dict[int, str]]] = []
+        self._rows: list[tuple[int, bool, int, dict[int, str]]] = []
         self._row: dict[int, str] = {}
         self._number, self._column, self._hidden, self._inside = 0, -1, False, ""
-        self._kind, self._style = "n", 0
+        self._kind, self._style, self._last_style = "n", 0, 0
         self._content: list[str] = []
         self._formula: list[str] | None = None
         self._rich = RichText()
@@ -115,7 +115,7 @@ class Sheet(PartHandler):
             case "c":
                 self._end_cell()
             case "row" if self._row:
-                self._rows.append((self._number, self._hidden, self._row))
+                self._rows.append((self._number, self._hidden, self._last_style, self._row))
             case _ if self._kind == "inlineStr":
                 self._rich.end(tag)
 
@@ -130,12 +130,12 @@ class Sheet(PartHandler):
     def whole(self) -> Iterator[SheetRow]:
         """Yield the rows that can be seen, with merged cells repeated."""
         below, last = dict[int, tuple[int, int, str]](), 0
-        for number, hidden, cells in self._rows:
+        for number, hidden, style, cells in self._rows:
             repeated = self._repeat(number, cells, below) if self._merged else frozenset[int]()
             is_apart, last = number > last + 1 and last > 0, number
             shown = {at: cell for at, cell in cells.items() if not self._narrow[at]} if self._is_narrow else cells
             if shown and not hidden:
-                yield SheetRow(shown, is_apart, repeated & shown.keys())
+                yield SheetRow(shown, is_apart, repeated & shown.keys(), style)
 
     def _open_row(self, attributes: Mapping[str, str]) -> None:
         self._row, self._column = {}, -1
@@ -158,6 +158,7 @@ class Sheet(PartHandler):
             value = "\n".join(line.strip() for line in value.splitlines() if line.strip())
         if value := value.strip():
             self._row[min(self._column, MOST_COLUMNS - 1)] = value
+            self._last_style = self._style
 
     def _merge(self, reference: str) -> None:
         """Note a merged cell by its first row: (first column, last column, last row)."""

@@ -133,7 +133,7 @@ def test_suffixes_are_known_in_any_case() -> None:
         (b"abc\xff", "byte 3 is not UTF-8"),
         (b"ab\xc3", "byte 2 is not UTF-8"),
         ("é".encode() + b"x\0y", "byte 3 is NUL"),
-        (b"\xff\xfea\0", "UTF-16"),
+        (b"a\0b\0", "byte 1 is NUL"),
         (b"abc" + bytes(range(1, 9)), "8 control characters from byte 3"),
         (b"\x89PNG\r\n\x1a\n" + os.urandom(500), "byte 0 is not UTF-8"),
         (b"\xed\xa0\x80 half a pair", "byte 0 is not UTF-8"),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from ragkv.ingest.formats import eml, pdf
+from ragkv.api.schemas.tools import IngestArguments
+from ragkv.ingest.formats import eml
 from ragkv.ingest.formats.flowed import flowed
 from ragkv.ingest.formats.pdf_lines import flow
 from ragkv.ingest.loader import parse
-from ragkv.ingest.wrapping import unwrapped
+from ragkv.ingest.wrapping import unwrapped, unwrapped_in_place
 from tests.growth import grows_linearly
-from tests.ingest.formats.files import pdf as made_pdf
-from tests.ingest.formats.files import stream
 
 LIMIT = 100_000
 PROSE = (
@@ -99,10 +99,57 @@ def test_a_break_of_markdown_is_a_space_unless_its_author_says_otherwise(text: s
         f"One line.\n-- \nVala Brook\n{PROSE}",
         "apples\npears\nplums",
         "    It was a dark night.\n\n    Nobody was out.",
+        'def upgrade() -> None:\n    """Create what is not there."""\n    _create_documents()\n    _create_chunks(1)',
+        "rows = select(chunks.c.row, chunks.c.text).where(_MINE)\nmore = select(exists(select(1).select_from(chunks)))"
+        "\n"
+        "names = (rows, more)\n_OWN = select(collections.c.name)",
     ],
 )
 def test_short_lines_of_plain_text_stay(text: str) -> None:
     assert unwrapped(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["One line.\n\nAnother line.\n", "One line.\n\nAnother line.\n\n", "One line.", "\n\n", ""]
+)
+def test_a_text_without_breaks_inside_paragraphs_is_the_same(text: str) -> None:
+    assert unwrapped(text) is text
+
+
+def test_wrapped_prose_in_json_becomes_one_line_and_keeps_its_offsets() -> None:
+    text = f"# Harbour\n\n{PROSE}\n\n{POEM}\n\n```\n{PROSE}\n```\n\n{PROSE}\n"
+    (document,) = parse(json.dumps({"id": "a", "text": text.replace("\n", "\r\n")}).encode(), "a.jsonl", LIMIT)
+    assert document.text == f"# Harbour\n\n{JOINED}\n\n{POEM}\n\n```\n{PROSE}\n```\n\n{JOINED}\n"
+    assert len(document.text) == len(text)
+    named = IngestArguments.model_validate({"documents": [{"id": "a", "text": text}]})
+    assert [each.text for each in named.as_documents("default")] == [document.text]
+
+
+SENT = {
+    **KEPT,
+    "sentences": "The harbour of Tarn was built by Ada Brook of the town of Lindmouth.\nIt is in use.\nIt is old.",
+    "paragraphs": f"{'The harbour is old and the town is small. ' * 9}\nShe built it.",
+    "hyphens": "This is one of the problems of the harbour that need a self-\nservice desk, and that is it.",
+    "soft hyphens": "This is one of the problems of the harbour that need a ware\xad\nhouse, and that is it.",
+    "quotation": "> " + PROSE.replace("\n", "\n> "),
+    "narrow": "The harbour of Tarn was built\nby the famous engineer Ada\nMaria Brook of Lindmouth.",
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_other_text_in_json_is_stored_as_it_was_sent(name: str) -> None:
+    assert unwrapped_in_place(SENT[name]) == SENT[name]
+
+
+def test_a_word_that_is_broken_is_whole_where_the_text_has_it_so() -> None:
+    text = "The keeper kept all of his tools and his ropes in the old ware-\nhouse, at the quay of the harbour.{}"
+    joined = text.replace("\n", "")
+    assert unwrapped(text.format("")) == joined.format("")
+    more = " No other warehouse is older."
+    assert unwrapped(text.format(more)) == joined.replace("ware-house", "warehouse").format(more)
+    both = f"{more} The ware-house."
+    assert unwrapped(text.format(both)) == joined.format(both)
+    assert unwrapped(text.format("\n\nThe warehouse."), markdown=True).startswith(f"{joined[:58]}warehouse, at")
 
 
 def test_the_first_line_of_a_paragraph_may_be_indented() -> None:
@@ -160,21 +207,6 @@ def test_lines_of_a_page_are_joined_where_they_go_on(name: str) -> None:
     assert flow(page) == (read or page)
 
 
-def test_figures_above_and_below_the_line_of_a_page() -> None:
-    def shown(*runs: tuple[str, int, int]) -> str:
-        painted = " ".join(f"/F1 {size} Tf {rise} Ts ({text}) Tj" for text, size, rise in runs)
-        page = stream(f"BT 72 720 Td {painted} ET".encode())
-        return pdf.parse(made_pdf(page), LIMIT).text
-
-    assert shown(("holds 10", 12, 0), ("6", 8, 5), (" litres", 12, 0)) == "holds 10^6 litres"
-    assert shown(("10", 12, 0), ("-6", 8, 5), (" mol", 12, 0)) == "10^-6 mol"
-    assert shown(("H", 12, 0), ("2", 8, -3), ("O only", 12, 0)) == "H2O only"
-    assert shown(("in 1987", 12, 0), ("3", 8, 5), (".", 12, 0)) == "in 1987 [3]."
-    assert shown(("in", 12, 0), (") Tj 0 -20 Td (1987", 12, 0), ("3", 8, 5), (".", 12, 0)) == "in\n1987 [3]."
-    assert shown(("the year 1987 and 12", 12, 0)) == "the year 1987 and 12"
-    assert shown(("Room 12", 12, 0), ("34", 8, 0)) == "Room 1234"
-
-
 GROWING: dict[str, Callable[[int], str]] = {
     "lines": lambda n: "and so on\n" * n,
     "quotations": lambda n: ">" * n + "\n" + "> " * n,
@@ -187,5 +219,5 @@ GROWING: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("name", GROWING)
 def test_the_time_grows_with_the_text(name: str) -> None:
-    for read in (unwrapped, flowed, flow, lambda text: unwrapped(text, markdown=True)):
+    for read in (unwrapped, unwrapped_in_place, flowed, flow, lambda text: unwrapped(text, markdown=True)):
         assert grows_linearly(read, GROWING[name], 3000)

@@ -53,6 +53,24 @@ def test_what_nobody_sees_is_not_in_a_text_that_is_sent(service: Service) -> Non
     assert delete(service, "hidden", "forms").status_code == 204
 
 
+def test_prose_that_was_wrapped_is_one_line_whose_offsets_are_those_of_the_sender(service: Service) -> None:
+    wrapped = (
+        "The lamp of Tarn was built by the famous engineer Ada Maria\nBrook of Lindmouth in the year 1889. It has "
+        "served the town and\nits harbour for more than a hundred years.\n\n- one\n- two"
+    )
+    shown = wrapped.replace("Maria\nBrook", "Maria Brook").replace("and\nits", "and its")
+    params = {"collection": "wraps", "wait": "true"}
+    service.client.post("/v1/documents", json={"id": "posted", "text": wrapped}, params=params)
+    put(service, "put", {"text": wrapped}, "wraps", wait=True)
+    for document_id in ("posted", "put"):
+        assert get(service, document_id, "wraps", text=True).json()["text"] == shown
+        chunk = service.client.get(f"{at(document_id)}/chunks", params={"collection": "wraps"}).json()["chunks"][0]
+        assert shown[chunk["start"] : chunk["end"]] == chunk["text"]
+    assert put(service, "put", {"text": wrapped}, "wraps").status_code == 200, "it is there already"
+    for document_id in ("posted", "put"):
+        delete(service, document_id, "wraps")
+
+
 def clean(service: Service) -> bool:
     """Wait until the keys of the chunks and of the store agree; return whether they do."""
     until = time.monotonic() + 20

@@ -6,8 +6,11 @@ import base64
 
 import pytest
 
+from ragkv.cli.documents import reader_warnings
 from ragkv.errors import InvalidDocument
+from ragkv.ingest import loader
 from ragkv.ingest.formats import charsets, csv, eml, epub, html
+from tests.growth import grows_linearly
 from tests.ingest.formats.packages import epub as book
 
 LIMIT = 100_000
@@ -91,8 +94,6 @@ def test_a_label_that_is_not_known_is_refused_and_never_guessed(label: str) -> N
 def test_words_that_no_western_language_has_are_refused_without_a_label(data: bytes) -> None:
     with pytest.raises(InvalidDocument, match="names no character set"):
         html.parse(b"<p>" + data, LIMIT)
-    with pytest.raises(InvalidDocument, match="save it as CSV UTF-8"):
-        csv.parse(b"Name,Town\r\n" + data + b",Tarn\r\n", LIMIT)
 
 
 def test_western_text_without_a_label_is_read() -> None:
@@ -133,6 +134,92 @@ def test_names_of_attachments_are_in_any_character_set() -> None:
     part = b"--b\r\nContent-Type: application/pdf\r\nContent-Disposition: attachment; filename*=windows-874''%E0%A4\r\n"
     head = b"Subject: a\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n"
     assert eml.parse(head + part + b"\r\nx\r\n--b--\r\n", LIMIT).text.endswith("Attachments: เค")
+
+
+PLAIN = {
+    "shift_jis": ("cp932", "名前,町\n髙橋,大阪\n"),
+    "euc-jp": ("euc_jp", "氏名,部署\n鈴木一郎,総務部\n"),
+    "gb18030": ("gb18030", "姓名,城市\n陶喆,深圳\n"),
+    "big5": ("big5", "姓名,城市\n陳大文,香港\n"),
+    "euc-kr": ("cp949", "이름,도시\n김철수,서울\n"),
+    "windows-1251": ("cp1251", "Имя,Город\nПетр,Москва\nАнна,Казань\n"),
+    "koi8-u": ("koi8_r", "Имя,Город\nПетр,Москва\nАнна,Казань\n"),
+    "ibm866": ("cp866", "Имя,Город\nПетр,Москва\nАнна,Казань\n"),
+    "iso-8859-5": ("iso8859_5", "Имя,Город\nПетр,Москва\nАнна,Казань\n"),
+    "windows-1253": ("cp1253", "Όνομα,Πόλη\nΓιώργος,Αθήνα\nΜαρία,Πάτρα\n"),
+    "windows-1252": ("cp1252", "Name,Ort\nJürgen,Köln\n"),
+    "iso-2022-jp": ("iso2022_jp", "名前,町\n高橋,大阪\n"),
+    "utf-16": ("utf-16", "Имя,Город\nПетр,Москва\n"),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_file_is_in_the_set_that_its_characters_show(name: str) -> None:
+    codec, text = PLAIN[name]
+    head, first, *_ = (line.split(",") for line in text.split("\n"))
+    parsed = csv.parse(text.encode(codec), LIMIT)
+    assert parsed.text.startswith("\n".join(f"{key}: {value}" for key, value in zip(head, first, strict=True)))
+    assert parsed.metadata["encoding"] == name
+    assert name in reader_warnings(parsed.metadata)[0]
+    for suffix in (".txt", ".md"):
+        (document,) = loader.parse(text.replace("\n", "\r\n").encode(codec), f"a{suffix}", LIMIT)
+        assert document.text == text
+        assert name in reader_warnings(document.metadata)[0]
+
+
+PROSE = {
+    "cp932": "港の橋は有名な技師アダ・マリア・ブルックによって建てられた。価格は四万八千クローネであった。",
+    "euc_jp": "港の橋は有名な技師アダ・マリア・ブルックによって建てられた。価格は四万八千クローネであった。",
+    "gbk": "港口的桥是由著名工程师建造的，价格是四万八千克朗。桥的长度是一百米，每天有很多人走过。",
+    "big5": "港口的橋是由著名工程師建造的，價格是四萬八千克朗。橋的長度是一百米，每天有很多人走過。",
+    "cp949": "항구의 다리는 유명한 기술자가 지었다. 가격은 사만 팔천 크로네였다.",
+    "cp1251": "Мост через гавань построил известный инженер, и цена была сорок восемь тысяч крон.",
+    "koi8_r": "Мост через гавань построил известный инженер, и цена была сорок восемь тысяч крон.",
+    "cp1253": "Η γέφυρα του λιμανιού χτίστηκε από γνωστό μηχανικό και κόστισε σαράντα χιλιάδες.",
+}
+
+
+@pytest.mark.parametrize("codec", PROSE)
+def test_prose_in_an_old_character_set_is_read_as_it_was_written(codec: str) -> None:
+    (document,) = loader.parse(PROSE[codec].encode(codec), "a.txt", LIMIT)
+    assert document.text == PROSE[codec]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "Prénom: Zoé, Noël. Âge: trois ans.".encode("mac_roman"),
+        "Powódź w Łęgach, wąż".encode("cp1250"), "γερανός".encode("cp1253"), "Привет".encode("cp1251"),
+        b"\xed\xa0\x80 half a pair", b"ab\xc3", "é".encode() * 9 + b"\xff",
+        bytes(range(128, 256)) * 4,
+    ],
+)  # fmt: skip
+def test_a_plain_file_whose_set_is_not_sure_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidDocument, match="is not UTF-8 text; save it as CSV UTF-8"):
+        csv.parse(b"Name,Town\r\n" + data + b",Tarn\r\n", LIMIT)
+    with pytest.raises(InvalidDocument, match="is not UTF-8 text; save it as UTF-8"):
+        loader.parse(b"The town. " + data, "a.txt", LIMIT)
+
+
+LATIN = (
+    "Prénom,Ville\nZoé,Besançon\n", "Navn,By\nBjørn,Tromsø\nÅse,Ålesund\n", "Nafn,Bær\nÞórður,Höfn\nÆgir,Ísafjörður\n",
+    "Prezzo,Nota\n5 £,perché così è più 38 m²\n½ tazza,20 °C ± 5\n",
+    "Straße,Größe\nAllee • 5,3 µm ® © – „Zitat“ 10 €\n",
+    "A,B\nNAÏVE ÉTÉ,À NOËL\nl’amour d’été,œuvre\n", "Gr,Maß\n1,2\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LATIN)
+def test_western_tables_are_taken_for_no_other_language(text: str) -> None:
+    assert csv.parse(text.encode("cp1252"), LIMIT).metadata["encoding"] == "windows-1252"
+
+
+@pytest.mark.parametrize(("line", "codec"), [("港の橋\n", "cp932"), ("Мост\n", "cp1251")])
+def test_the_time_to_detect_grows_with_the_file(line: str, codec: str) -> None:
+    def read(text: str) -> object:
+        return csv.parse(f"a,b\n{text}".encode(codec), 1 << 30)
+
+    assert grows_linearly(read, lambda count: line * count, 9000)
 
 
 def test_a_table_that_is_not_utf8_says_so() -> None:

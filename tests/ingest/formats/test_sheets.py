@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
+from collections import Counter
 from datetime import datetime
 
 import pytest
 
+from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats import csv, xlsx
 from ragkv.ingest.formats.number_formats import NumberFormat, built_in
 from tests.growth import grows_linearly
@@ -179,6 +183,89 @@ def test_names_are_found_where_they_are(lines: tuple[str, ...], shown: str) -> N
     assert text(rows(*lines)) == shown
     table = "\n".join(",".join(value.strip() for value in line.split("|")) for line in lines)
     assert csv.parse(table.encode(), LIMIT).text == shown
+
+
+FIRST = "Name: Vala\nTown: Orrin\n\nName: Timo\nTown: Lume"
+SECOND = [
+    (("Name | Town", "Vala | Orrin", "Timo | Lume", "", "Machine | Place", "Crane | Harbour", "Pump | Mill"),
+     f"{FIRST}\n\nMachine: Crane\nPlace: Harbour\n\nMachine: Pump\nPlace: Mill"),
+    (("Name | Town", "Vala | Orrin", "Timo | Lume", "", "Name | Role", "Mara | keeper"),
+     f"{FIRST}\n\nName: Mara\nRole: keeper"),
+    (("Name | Town", "Vala | Orrin", "Timo | Lume", "", "Mara | Orrin", "Jana | Dorn"),
+     f"{FIRST}\n\nName: Mara\nTown: Orrin\n\nName: Jana\nTown: Dorn"),
+    (("Name | Address", "Vala | vala@orrin.example", "", "Timo | timo@orrin.example", "Mara | mara@orrin.example"),
+     "Name: Vala\nAddress: vala@orrin.example\n\nName: Timo\nAddress: timo@orrin.example\n\n"
+     "Name: Mara\nAddress: mara@orrin.example"),
+    (("Name | Town", "Vala | Orrin", "Timo | Lume", "", "Mara | Dorn"), f"{FIRST}\n\nName: Mara\nTown: Dorn"),
+    (("Name | Town | | Name | Role", "Vala | Orrin | | Crane | lifts", "Timo | Lume | | Pump | draws"),
+     f"{FIRST}\n\nName: Crane\nRole: lifts\n\nName: Pump\nRole: draws"),
+    (("Name | Town | | Machine | Place", "Vala | Orrin | | Crane | Harbour", "Timo | Lume"),
+     f"{FIRST}\n\nMachine: Crane\nPlace: Harbour"),
+    (("Name | Town", "Vala | Orrin | | Machine | Place", "Timo | Lume | | Crane | Harbour", " | | | Pump | Mill"),
+     f"{FIRST}\n\nMachine: Crane\nPlace: Harbour\n\nMachine: Pump\nPlace: Mill"),
+    (("Staff | | | Machines", "Name | Town | | Machine | Bought", "Vala | Orrin | | Crane | 2019",
+      "Timo | Lume | | Pump | 2020"),
+     f"Staff\n\n{FIRST}\n\nMachines\n\nMachine: Crane\nBought: 2019\n\nMachine: Pump\nBought: 2020"),
+    (("Name | Town | | May | June", "Vala | Orrin | | 10 | 12", "Timo | Lume | | 20"),
+     "Name: Vala\nTown: Orrin\nMay: 10\nJune: 12\n\nName: Timo\nTown: Lume\nMay: 20"),
+    (("Week | One | | | Two", "Name | Mon | Tue | | Mon | Tue", "Vala | early | late | | late | early"),
+     "Week | One | Two\n\nName: Vala\nMon: early\nTue: late\nMon (2): late\nTue (2): early"),
+    (("Name | Pay | | May | June", "Vala | 10 | | 1 | 2", "Timo | 20 | | 3 | 4", "Mara | 30"),
+     "Name: Vala\nPay: 10\nMay: 1\nJune: 2\n\nName: Timo\nPay: 20\nMay: 3\nJune: 4\n\nName: Mara\nPay: 30"),
+    (("No | Name | | No | Machine", "1 | Vala | | 1 | Crane"),
+     "No: 1\nName: Vala\n\nNo: 1\nMachine: Crane"),
+    (("Item | Cost | | Person | Cost", "Roof | 10 | | Vala | 20"),
+     "Item: Roof\nCost: 10\n\nPerson: Vala\nCost: 20"),
+    (("Name | Town | | Post | Role", "Vala | Orrin | | chief | all", "Timo | Lume | | clerk | none"),
+     "Name: Vala\nTown: Orrin\nPost: chief\nRole: all\n\nName: Timo\nTown: Lume\nPost: clerk\nRole: none"),
+    (("Name | Town | | Name | Role", "Vala | Orrin | | Crane | lifts", "", "Timo | Lume | | Pump | draws"),
+     f"{FIRST}\n\nName: Crane\nRole: lifts\n\nName: Pump\nRole: draws"),
+    (("Name | Town | | Name | Role", "Vala | Orrin | | Crane | lifts", "", "Item | Unit | Cost", "Roof | piece | 10"),
+     "Name: Vala\nTown: Orrin\n\nItem: Roof\nUnit: piece\nCost: 10\n\nName: Crane\nRole: lifts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "shown"), SECOND)
+def test_a_second_table_has_names_of_its_own(lines: tuple[str, ...], shown: str) -> None:
+    assert text(rows(*lines)) == shown
+    table = "\n".join(",".join(value.strip() for value in line.split("|")) for line in lines)
+    assert csv.parse(table.encode(), LIMIT).text == shown
+
+
+@pytest.mark.parametrize("late", [20, 40])
+def test_a_table_beside_may_begin_far_below(late: int) -> None:
+    lines = ["Name | Amount", *(f"name{number} | {number}" for number in range(1, 50))]
+    lines[late : late + 3] = [
+        f"{line} | | {more}"
+        for line, more in zip(lines[late:], ("Machine | Place", "Crane | Harbour", "Pump | Mill"), strict=False)
+    ]
+    shown = text(rows(*lines))
+    assert shown.endswith(
+        "\n\nName: name49\nAmount: 49\n\nMachine: Crane\nPlace: Harbour\n\nMachine: Pump\nPlace: Mill"
+    )
+    assert f"\n\nName: name{late}\nAmount: {late}\n\nName: name{late + 1}\n" in shown
+
+
+@pytest.mark.parametrize(("style", "shown"), [(1, "Timo: Mara\nLume: Dorn"), (0, "Name: Timo\nTown: Lume")])
+def test_styles_tell_whether_rows_below_an_empty_one_name_columns(style: int, shown: str) -> None:
+    def styled(number: int, style: int, *values: str) -> str:
+        return f'<row r="{number}">{"".join(cell(value, style) for value in values)}</row>'
+
+    made = styled(1, 1, "Name", "Town") + styled(2, 0, "Vala", "Orrin") + styled(3, 0, "Ada", "Tarn")
+    made += styled(5, style, "Timo", "Lume") + styled(6, 0, "Mara", "Dorn")
+    assert text(made).split("\n\n")[2] == shown
+
+
+def test_any_cells_are_rows() -> None:
+    rng = random.Random(7)
+    for _ in range(400):
+        cells = [[rng.choice(("", "", "Name", "Town", "Vala", "10", "x y", "# a")) for _ in range(7)] for _ in range(9)]
+        words = sorted(word for line in cells for cell in line for word in cell.split() if word not in ("Name", "Town"))
+        try:
+            shown = csv.parse("\n".join(map(",".join, cells)).encode(), LIMIT).text
+        except InvalidDocument:
+            continue
+        assert not (Counter(words) - Counter(re.split(r"[\s|:]+", shown)))  # names alone may be said once, or often
 
 
 def test_names_without_rows_are_a_line() -> None:
