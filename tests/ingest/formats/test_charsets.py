@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from ragkv.cli.documents import reader_warnings
+from ragkv.cli.ingest_output import reader_warnings
 from ragkv.errors import InvalidDocument
 from ragkv.ingest import loader
 from ragkv.ingest.formats import charsets, csv, eml, epub, html
