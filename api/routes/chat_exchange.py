@@ -1,6 +1,6 @@
-"""Chat requests of other APIs: each becomes a request of OpenAI's chat completions, and the reply takes its own form.
+"""Requests of the APIs that chat programs speak: each is read as a chat, and the reply takes the form of its API.
 
-    chat_of(body) → Chat                     the schema of the API does this
+    body.chat() → Chat                       the schema of the API does this
     await exchange.respond(chat, form)       asks, and answers whole or as a stream
 
 What a form has to say is in `ChatForm`. Questions, histories, models, collections, and requests for a title or tags are
@@ -52,6 +52,11 @@ class ChatOutcome:
     def at_limit(self) -> bool:
         """Whether the text ends because it reached its longest length."""
         return self.answer is not None and self.answer.report.decoding.ended == "length"
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the text ends, as OpenAI names it."""
+        return "length" if self.at_limit else "stop"
 
     @property
     def usage(self) -> Mapping[str, Any]:

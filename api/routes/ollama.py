@@ -153,7 +153,7 @@ class _OllamaForm:
         return self.line(
             text,
             done=True,
-            done_reason="length" if outcome.at_limit else "stop",
+            done_reason=outcome.finish_reason,
             total_duration=int(total * _NANOSECONDS),
             load_duration=0,
             prompt_eval_count=outcome.usage["prompt_tokens"],

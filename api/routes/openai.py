@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import JSONResponse, Response
 
-from ragkv.api.error_forms import openai_error
-from ragkv.api.errors import Gone
-from ragkv.api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
-from ragkv.api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
-from ragkv.api.routes.openai_chat import ChatReply, continued, id_of, method_of, options_of, turns_of
-from ragkv.api.routes.openai_tasks import task_reply
-from ragkv.api.runtime.answer_stream import AnswerStream
+from ragkv.api.routes.chat_exchange import ChatExchangeDep
+from ragkv.api.routes.chat_form import CompletionForm
+from ragkv.api.routes.dependencies import EngineThreadDep
+from ragkv.api.routes.event_stream import SSE, describe_events
+from ragkv.api.routes.openai_chat import id_of
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
 from ragkv.engine.registry import BASELINES
@@ -38,11 +35,9 @@ _CHUNKS = describe_events("A chunk, as JSON; the last one is `[DONE]`.", _EXAMPL
 @router.post(
     "/v1/chat/completions",
     response_model=ChatCompletion,
-    responses={**ERRORS, 200: {"description": "The answer", "content": {"text/event-stream": _CHUNKS}}},
+    responses={**ERRORS, 200: {"description": "The answer", "content": {SSE: _CHUNKS}}},
 )
-async def chat_completions(
-    chat: Chat, request: Request, engine_thread: EngineThreadDep, tenant: TenantDep, settings: SettingsDep
-) -> Response:
+async def chat_completions(chat: Chat, exchange: ChatExchangeDep) -> Response:
     """Answer what the user said last from the documents of a collection (`ragkv.collection`).
 
     `ragkv` in the request holds `collection`, `top_k`, `filter`, `method`, `prefill`, `decode` and `deadline_s`.
@@ -56,49 +51,8 @@ async def chat_completions(
     Open WebUI shows them. Requests of chat programs for a title, tags or the like are answered by rules, without
     documents.
     """
-    turns, method = turns_of(chat), method_of(chat, engine_thread.model)
     usage = chat.stream_options is not None and chat.stream_options.include_usage
-    reply = ChatReply(chat.model, usage, turns.beginning)
-    told = task_reply(turns.question)
-    if told is not None:
-        return _told(reply, told, bool(chat.stream))
-    options = options_of(chat, turns, method, tenant.inside(chat.ragkv.collection))
-    seconds = min(settings.deadline, chat.ragkv.deadline_s or settings.deadline)
-    stream = AnswerStream(
-        engine_thread,
-        request.receive,
-        turns.question,
-        options,
-        tenant.name,
-        seconds,
-        bool(chat.stream),
-    )
-    if not chat.stream:
-        return JSONResponse(reply.completion(await stream.whole()))
-    await stream.prefilled()
-    return EventStream(stream, _chunks(stream, reply))
-
-
-def _told(reply: ChatReply, text: str, stream: bool) -> Response:
-    if not stream:
-        return JSONResponse(reply.told(text))
-    events = [encode_event(chunk) for chunk in reply.told_in_chunks(text)]
-    return Response(b"".join([*events, format_sse_event(data_str="[DONE]")]), media_type="text/event-stream")
-
-
-async def _chunks(stream: AnswerStream, reply: ChatReply) -> AsyncIterator[bytes]:
-    yield encode_event(reply.first())
-    try:
-        async for piece in continued(stream.pieces(), reply.beginning):
-            yield encode_event(reply.piece(piece)) if piece else KEEPALIVE_COMMENT
-        for chunk in reply.last(stream.answer()):
-            stream.check()
-            yield encode_event(chunk)
-        yield format_sse_event(data_str="[DONE]")
-    except Gone:
-        raise
-    except Exception as error:
-        yield encode_event(openai_error(stream_fault(error)))
+    return await exchange.respond(chat, CompletionForm(chat.model, usage))
 
 
 @router.get("/v1/models", response_model=Models, responses={status: ERRORS[status] for status in (400, 401, 403)})

@@ -10,15 +10,12 @@ What is searched for when the question refers to an earlier one is decided by re
 from __future__ import annotations
 
 import secrets
-import time
-import uuid
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ragkv.api.schemas.openai import MAX_TOKENS, NO_LIMIT, Chat
 from ragkv.errors import InputError, NotFound
-from ragkv.passages import Citation
 from ragkv.report import Answer
 from ragkv.types import AskOptions
 
@@ -148,90 +145,6 @@ def behind(answer: str, beginning: str) -> str:
     """Return what an answer says behind its beginning, which the client has; the whole of one that begins otherwise."""
     rest = answer.removeprefix(beginning.rstrip())
     return rest.lstrip() if beginning[-1:].isspace() else rest
-
-
-@dataclass(frozen=True)
-class ChatReply:
-    """Builds the parts of one response, which share an id, a time and a model.
-
-    Attributes:
-        model: Model as the request named it.
-        usage: Whether the stream ends with a chunk that holds the usage.
-        beginning: How the answer begins, which the client has.
-        id: Id of the response.
-        created: Unix seconds.
-    """
-
-    model: str
-    usage: bool = False
-    beginning: str = ""
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def completion(self, answer: Answer) -> dict[str, Any]:
-        """Build the response that is not streamed."""
-        message = {"role": "assistant", "content": behind(answer.answer, self.beginning), "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.report.decoding.ended}
-        content = {"choices": [choice], "usage": usage_of(answer), "ragkv": extension_of(answer)}
-        return self._envelope("chat.completion") | content
-
-    def first(self) -> dict[str, Any]:
-        """Build the first chunk of a stream."""
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def piece(self, text: str) -> dict[str, Any]:
-        """Build a chunk with the next piece of the answer."""
-        return self._chunk({"content": text})
-
-    def last(self, answer: Answer) -> list[dict[str, Any]]:
-        """Build the last chunks: a chunk for each cited document, the finish reason with citations and report, and
-        the usage if it was requested."""
-        sources = [self._chunk({}) | {"event": event} for event in source_events(answer.citations)]
-        end = self._chunk({}, answer.report.decoding.ended) | {"ragkv": extension_of(answer)}
-        return [*sources, end, *self._last_usage(usage_of(answer))]
-
-    def told(self, text: str) -> dict[str, Any]:
-        """Build the response, not streamed, with a text that is no answer from documents."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-        return self._envelope("chat.completion") | {"choices": [choice], "usage": NO_USAGE}
-
-    def told_in_chunks(self, text: str) -> list[dict[str, Any]]:
-        """Build the stream with a text that is no answer from documents."""
-        return [self.first(), self.piece(text), self._chunk({}, "stop"), *self._last_usage(NO_USAGE)]
-
-    def _last_usage(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
-        return [self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage}] if self.usage else []
-
-    def _chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        no_usage_yet = {"usage": None} if self.usage else {}
-        return self._envelope("chat.completion.chunk") | {"choices": [choice]} | no_usage_yet
-
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-
-def source_events(citations: Sequence[Citation]) -> list[dict[str, Any]]:
-    """Build an event for each cited document, as Open WebUI reads them from a stream and shows them as sources.
-
-    Other programs ignore the member `event` of a chunk.
-    """
-    documents: dict[str, list[Citation]] = {}
-    for citation in citations:
-        documents.setdefault(citation.document_id, []).append(citation)
-    return [{"type": "source", "data": _source(id, cited)} for id, cited in documents.items()]
-
-
-def _source(id: str, cited: Sequence[Citation]) -> dict[str, Any]:
-    """Build a source: a document with its cited passages. Pages count from 0 there."""
-    link = {"url": id} if id.startswith(("https://", "http://")) else {}
-    places = [{} if each.page is None else {"page": each.page - 1} for each in cited]
-    return {
-        "source": {"id": id, "name": cited[0].title or id, **link},
-        "document": [each.text for each in cited],
-        "metadata": [{"source": id, "name": each.title or id, **at} for each, at in zip(cited, places, strict=True)],
-    }
 
 
 def extension_of(answer: Answer) -> dict[str, Any]:

@@ -38,10 +38,10 @@ async def completions(body: CompletionRequest, exchange: ChatExchangeDep) -> Res
     `ragkv` in the request and in the response is as in `POST /v1/chat/completions`; in a stream it is in the chunk with
     `finish_reason`. `suffix`, `echo`, `logprobs` and several choices are refused.
     """
-    return await exchange.respond(body.chat(), _CompletionForm(body.model, body.with_usage))
+    return await exchange.respond(body.chat(), _PromptForm(body.model, body.with_usage))
 
 
-class _CompletionForm:
+class _PromptForm:
     """The form of a completion (chat_exchange.ChatForm).
 
     Args:
@@ -62,7 +62,7 @@ class _CompletionForm:
 
     def whole(self, outcome: ChatOutcome) -> dict[str, Any]:
         """Build the completion that is not streamed."""
-        return self._chunk(outcome.text, _reason(outcome)) | {"usage": outcome.usage} | outcome.extension
+        return self._chunk(outcome.text, outcome.finish_reason) | {"usage": outcome.usage} | outcome.extension
 
     def first(self) -> Iterable[bytes]:
         """Return nothing: a stream begins with its first piece."""
@@ -74,7 +74,7 @@ class _CompletionForm:
 
     def last(self, outcome: ChatOutcome) -> Iterable[bytes]:
         """Encode the reason of the end with citations and report, and the usage if it was requested."""
-        yield encode_event(self._chunk("", _reason(outcome)) | self._no_usage_yet | outcome.extension)
+        yield encode_event(self._chunk("", outcome.finish_reason) | self._no_usage_yet | outcome.extension)
         if self._usage:
             yield encode_event(self._envelope | {"choices": [], "usage": outcome.usage})
         yield format_sse_event(data_str="[DONE]")
@@ -90,7 +90,3 @@ class _CompletionForm:
     def _chunk(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
         return self._envelope | {"choices": [choice]}
-
-
-def _reason(outcome: ChatOutcome) -> str:
-    return "length" if outcome.at_limit else "stop"
