@@ -59,7 +59,7 @@ async def chat(body: OllamaChat, exchange: ChatExchangeDep) -> Response:
 
     The reply comes as lines of JSON unless `stream` is false. The last line has the token counts, and citations and
     report under `ragkv`. `ragkv` in the request names collection and method, as in `POST /v1/chat/completions`.
-    Histories are read as there. images are refused, tools are never called.
+    Histories are read as there. Images are refused, tools are never called.
     """
     return await _respond(body, list[Message](body.messages), exchange, as_chat=True)
 
