@@ -50,11 +50,7 @@ BODIES: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": TITLE}]}),
     ("POST", "/v1/completions", {"model": "tiny", "prompt": ["Who?"], "max_tokens": 2, "stream": True, "ragkv": ASKED}),
     ("POST", "/v1/responses", {"model": "tiny", "input": "Who?", "max_output_tokens": 2, "ragkv": ASKED}),
-    (
-        "POST",
-        "/v1/responses",
-        {"model": "tiny", "input": CHAT["messages"], "previous_response_id": "a", "stream": True},
-    ),
+    ("POST", "/v1/responses", {"model": "tiny", "input": CHAT["messages"], "stream": True, "ragkv": ASKED}),
     ("DELETE", "/v1/responses/none", {}),
     ("POST", "/v1/messages", {**CHAT, "stream": True, "system": [{"type": "text", "text": "a"}]}),
     ("POST", "/v1/messages/count_tokens", CHAT),
