@@ -237,7 +237,7 @@ def _line(text: str, where: str, collection: str) -> Document:
     metadata = entry.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise InvalidDocument(f'{where}: "metadata" must be an object')
-    text = unwrapped_in_place(entry["text"])
+    text = unwrapped_in_place(str(entry["text"]).replace("\r\n", "\n").replace("\r", "\n"))
     return Document(entry["id"], entry.get("title") or entry["id"], text, metadata, collection)
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from operator import add
 
-from ragkv.ingest.paragraphs import FULL, KEY_LENGTH, VERSE, WIDE_FROM, indent_of, joined, quote_of
+from ragkv.ingest.paragraphs import FULL, VERSE, WIDE_FROM, indent_of, joined, quote_of
 
 LONGEST = 65536
 """Characters of lines that are held at once, unless they are code."""
@@ -37,8 +37,8 @@ _FIRST_WORD = r"[^\W\d_]{2,}+(?:[ ,.;!?’'”\")-]|\Z|(?=\n))|[AaIO] |\d{1,9}+,
 _SENTENCE = rf"(?![ivx]{{2,4}}[.)])[\"“‘]?(?:{_FIRST_WORD})[^\n]*+(?:\n(?=[^\n])|\Z)"
 """A line of plain sentences, by its first word."""
 _SENTENCES = re.compile(rf"(?:{_SENTENCE})++\Z")
-_FIELDLESS = re.compile(rf"(?:(?![^:\n]{{0,{KEY_LENGTH - 1}}}:){_SENTENCE})++\Z")
-"""Lines of sentences, and those of which none may be a field, `Name: value`."""
+_FIELDLESS = re.compile(rf"(?:(?![^:\n]{{0,31}}:){_SENTENCE})++\Z")
+"""Lines of sentences, and those of which none may be a field, `Name: value`, with a name shorter than KEY_LENGTH."""
 _CODE_SIGNS = ("(", ":", "import ", "#", ";", "/", "{", "}")
 """What a line of a program has, one of them at least."""
 _PROGRAM_ENDS = frozenset("()[]{},;:")
@@ -98,13 +98,13 @@ def _with_whole_words(text: str) -> str:
 
 
 def unwrapped_in_place(text: str) -> str:
-    """Return a text that was sent rather than read from a file, with `\\n` at its line ends.
+    """Return a text that was sent rather than read from a file.
 
     Breaks of paragraphs that are clearly prose, wrapped at a width, become spaces, so that every offset stays what it
     is for the sender. All other breaks stay: nobody knows what the text is.
+    A text with carriage returns stays as it is.
     """
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if "\n" not in text.strip("\n"):
+    if "\r" in text or "\n" not in text.strip("\n"):
         return text
     parts, is_open = list[str](), False
     for block, end in _blocks(text):
@@ -155,7 +155,8 @@ def _plain(block: str, markdown: bool) -> str | None:
     if block[:2] == "> " and block.count("\n") == block.count("\n> "):
         inner = _plain(block[2:].replace("\n> ", "\n"), markdown)
         return None if inner is None or "\n" in inner else f"> {inner}"
-    if (_FIELDLESS if ":" in block else _SENTENCES).match(block) is None:
+    plain = _FIELDLESS.match(block) if ":" in block else _SENTENCES.match(block)
+    if plain is None:
         return None
     if "\n" not in block:
         return block

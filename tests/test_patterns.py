@@ -11,6 +11,7 @@ import ast
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,8 +70,10 @@ def constants(tree: ast.Module) -> dict[str, Any]:
     """Return the strings and numbers that a module assigns to names."""
     values: dict[str, Any] = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            values |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.JoinedStr):
+            with suppress(NameError):  # of a string with something in it that is none of them
+                value = value_of(node.value, values)
+                values |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
     return values
 
 

@@ -45,22 +45,22 @@ def test_bad_files_are_refused_one_by_one_and_the_good_ones_go_in(tmp_path):
         "empty.txt": b"",
         "white.txt": b" \n\t\n",
         "binary.txt": bytes(range(256)) * 4,
-        "latin.txt": "Käse".encode("latin-1"),
         "huge.txt": b"A line of a very long tale.\n" * (50 * 2**20 // 28),
     }
     for name, content in bad.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "good.txt").write_text("The harbour of Tarn was built in 1889 by Ada Brook.")
-    done = ragkv("ingest", *sorted(bad), "good.txt", "missing.txt", cwd=tmp_path)
+    (tmp_path / "latin.txt").write_bytes("Käse".encode("latin-1"))  # is read, with a warning
+    done = ragkv("ingest", *sorted(bad), "good.txt", "latin.txt", "missing.txt", cwd=tmp_path)
     assert done.returncode == 1
     assert told_in_words(done)
     told = done.stderr.splitlines()
-    for name in [*bad, "missing.txt"]:
+    for name in [*bad, "latin.txt", "missing.txt"]:
         assert sum(name in line for line in told) == 1, name
     assert "16777216" in done.stderr or "16 MiB" in done.stderr
     listed = ragkv("ls", cwd=tmp_path)
     assert listed.returncode == 0
-    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["good.txt"]
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["good.txt", "latin.txt"]
 
 
 @pytest.mark.timeout(600)

@@ -46,7 +46,7 @@ class Workload:
         """Count the files, folders walked, without opening one."""
         from ragkv.ingest.folders import named
 
-        files = [path for path, _ in named(paths)]
+        files = [path for path, _ in named(paths) if path.is_file()]  # what is not there is told when it is read
         return cls(len(files), sum(path.stat().st_size for path in files if path.suffix.lower() in TEXTS))
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ragkv.api.error_forms import form_of
 from tests.api.conftest import HARBOUR, LIMIT, Service
 
 PROBLEM = "application/problem+json"
@@ -249,8 +250,8 @@ def test_every_route_refuses_query_parameters_that_it_does_not_have(service: Ser
             body = {"json": BODIES[method, template]} if (method, template) in BODIES else {}
             refused = service.client.request(method, path, params={"collectoin": "lost"}, **body)
             tested += 1
-            if template.startswith(("/v1/chat", "/v1/models", "/v1/embeddings")):
-                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "query.collectoin"), template
+            if form_of(path) is not None:  # in the form of another API
+                assert (refused.status_code, "query.collectoin" in refused.text) == (400, True), template
             else:
                 assert check_problem(refused, 422)["errors"][0]["at"] == "query.collectoin", (method, template)
     assert tested > 20

@@ -118,11 +118,13 @@ def test_a_text_without_breaks_inside_paragraphs_is_the_same(text: str) -> None:
 
 def test_wrapped_prose_in_json_becomes_one_line_and_keeps_its_offsets() -> None:
     text = f"# Harbour\n\n{PROSE}\n\n{POEM}\n\n```\n{PROSE}\n```\n\n{PROSE}\n"
-    (document,) = parse(json.dumps({"id": "a", "text": text.replace("\n", "\r\n")}).encode(), "a.jsonl", LIMIT)
+    (document,) = parse(json.dumps({"id": "a", "text": text}).encode(), "a.jsonl", LIMIT)
     assert document.text == f"# Harbour\n\n{JOINED}\n\n{POEM}\n\n```\n{PROSE}\n```\n\n{JOINED}\n"
     assert len(document.text) == len(text)
     named = IngestArguments.model_validate({"documents": [{"id": "a", "text": text}]})
     assert [each.text for each in named.as_documents("default")] == [document.text]
+    carried = text.replace("\n", "\r\n")
+    assert unwrapped_in_place(carried) == carried, "two characters cannot become one"
 
 
 SENT = {

@@ -32,7 +32,7 @@ def test_files_are_uploaded_ingested_listed_and_deleted(desk: Desk, tmp_path: Pa
         files = page.get_by_role("list", name="Files").get_by_role("listitem")
         expect(files.filter(has_text="mill.md")).to_contain_text("done", timeout=30_000)
         expect(files.filter(has_text="mill.md").get_by_role("progressbar")).to_have_js_property("value", 1)
-        expect(files.filter(has_text="bad.txt")).to_contain_text("save the file as UTF-8")
+        expect(files.filter(has_text="bad.txt")).to_contain_text("save it as UTF-8")
         jobs = page.get_by_role("region", name="Jobs")
         expect(jobs.get_by_text("finished · 1 document failed")).to_be_visible()
         expect(jobs.get_by_text("mills · 2 documents")).to_be_hidden()
