@@ -31,6 +31,8 @@ Schema = Mapping[str, Any]
 
 SCHEMA_CHARACTERS = 32_768
 """Longest schema as JSON. Longer ones take seconds to be understood."""
+MOST_PATTERNS = 8
+"""Patterns that one string may have to match. Sixteen take seconds to be understood, twenty half a minute."""
 KEPT_GRAMMARS = 32
 STRUCTURED_TOKENS = 256
 """Longest answer that follows a schema, in tokens, where neither the question nor the settings allow more."""
@@ -63,9 +65,15 @@ class Guide:
         return bool(self._matcher.is_stopped())
 
     def accept(self, token: int) -> None:
-        """Take the token that was chosen."""
+        """Take the token that was chosen.
+
+        Raises:
+            InputError: The schema allows so much at this place that it is not followed any further.
+        """
         self._matcher.consume_token(token)
         self._left -= 1
+        if self._matcher.is_error():
+            raise _not_understood(self._matcher)
 
     def forced(self, most: int) -> tuple[int, ...]:
         """Return the tokens that must follow, at most `most`."""
@@ -159,9 +167,14 @@ class Grammars:
         """
         if schema is None:
             return None
-        text = json.dumps(schema, ensure_ascii=False)
+        try:
+            text, patterns = json.dumps(schema, ensure_ascii=False), _Patterns(schema).most()
+        except RecursionError:
+            raise InputError("the schema is nested too deeply") from None
         if len(text) > SCHEMA_CHARACTERS:
             raise InputError(f"the schema has {len(text)} characters, the limit is {SCHEMA_CHARACTERS}")
+        if patterns > MOST_PATTERNS:
+            raise InputError(f"the schema has a string with {patterns} patterns, the limit is {MOST_PATTERNS}")
         with self._lock:
             if text not in self._known:
                 self._known[text] = self._compiled(text)
@@ -187,9 +200,53 @@ class Grammars:
             raise InputError(f"the schema is not understood: {error}") from None
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            told = " ".join(matcher.get_error().split())
-            raise InputError(f"the schema is not understood: {told[:300]}")
+            raise _not_understood(matcher)
         return matcher
+
+
+def _not_understood(matcher: LLMatcher) -> InputError:
+    return InputError(f"the schema is not understood: {' '.join(matcher.get_error().split())[:300]}")
+
+
+class _Patterns:
+    """How many patterns one string has to match. Finding out whether any string does takes time exponential in that."""
+
+    def __init__(self, root: Schema):
+        self._root, self._known = root, dict[int, int]()
+
+    def most(self) -> int:
+        """Return the most, over all places of the schema."""
+        found, nodes = 0, list[Any]([self._root])
+        while nodes:
+            node = nodes.pop()
+            nodes += node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+            found = max(found, self._count(node))
+        return found
+
+    def _count(self, node: object) -> int:
+        if not isinstance(node, Mapping):
+            return 0
+        if id(node) not in self._known:
+            self._known[id(node)] = 0  # a reference that leads back adds nothing
+            parts = [self._count(part) for part in _parts(node, "allOf")]
+            choices = [max(map(self._count, _parts(node, name)), default=0) for name in ("anyOf", "oneOf")]
+            own = ("pattern" in node) + ("format" in node)
+            self._known[id(node)] = own + sum(parts) + sum(choices) + self._count(self._target(node.get("$ref")))
+        return self._known[id(node)]
+
+    def _target(self, reference: object) -> object:
+        """Return what a reference inside the schema leads to; None for any other."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        node: object = self._root
+        for name in reference[1:].split("/")[1:]:
+            node = node.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(node, Mapping) else None
+        return node
+
+
+def _parts(node: Schema, name: str) -> Sequence[object]:
+    parts = node.get(name)
+    return parts if isinstance(parts, list) else ()
 
 
 def values_of(answer: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jsonschema
@@ -153,6 +154,51 @@ def test_a_schema_that_is_not_understood_is_refused(grammars: Known, schema: dic
     with pytest.raises(InputError, match=words):
         grammars.guide(schema, 64)
     assert grammars.guide(WHO, 64).forced(1), "the next one is"
+
+
+def letters(count: int) -> list[dict[str, Any]]:
+    return [{"type": "string", "pattern": f".*{chr(97 + number)}.*"} for number in range(count)]
+
+
+def nested(count: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for part in letters(count):
+        schema = part | {"anyOf": [schema]}
+    return schema
+
+
+def chained(count: int) -> dict[str, Any]:
+    defs = {f"d{n}": part | {"$ref": f"#/$defs/d{n + 1}"} for n, part in enumerate(letters(count))}
+    return {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": defs | {f"d{count}": {}}}
+
+
+@pytest.mark.parametrize("made", [lambda count: {"allOf": letters(count)}, nested, chained], ids=["all", "any", "refs"])
+def test_a_schema_that_would_take_minutes_to_understand_is_refused_at_once(
+    grammars: Known, made: Callable[[int], dict[str, Any]]
+) -> None:
+    began = time.thread_time()
+    with pytest.raises(InputError, match="a string with 40 patterns, the limit is 8"):
+        grammars.guide(made(40), 64)
+    assert time.thread_time() - began < 1
+    fields = {f"f{number}": part for number, part in enumerate(letters(26))}
+    assert grammars.guide({"type": "object", "properties": fields}, 64), "one pattern each is no matter"
+
+
+def test_a_schema_that_leads_back_to_itself_or_is_very_deep_is_no_trap(grammars: Known) -> None:
+    assert grammars.guide(
+        {"$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}}}, "$ref": "#/$defs/a"}, 8
+    )
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(2000):
+        deep = {"allOf": [deep]}
+    with pytest.raises(InputError):
+        grammars.guide(deep, 8)
+
+
+def test_a_grammar_that_fails_on_its_way_fails_the_answer(grammars: Known, model: DecoderModel) -> None:
+    guide = grammars.guide(WHO, 64)
+    with pytest.raises(InputError, match="not understood"):
+        guide.accept(model.tokenizer.encode("word", add_special_tokens=False)[0])
 
 
 def test_values_are_what_passages_can_hold() -> None:
