@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter
@@ -14,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from ragkv.api.error_forms import anthropic_error
 from ragkv.api.errors import Fault
 from ragkv.api.routes.chat_exchange import ChatExchangeDep, ChatOutcome
+from ragkv.api.routes.dependencies import errors_as
 from ragkv.api.routes.event_stream import SSE, describe_events, encode_event
 from ragkv.api.routes.openai_chat import ChatTurns, method_of, turns_of
 from ragkv.api.runtime.request_context import current
@@ -28,10 +28,7 @@ from ragkv.engine.engine import Engine
 
 router = APIRouter()
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": AnthropicError, "description": HTTPStatus(status).phrase}
-    for status in (400, 401, 403, 404, 409, 413, 414, 415, 429, 431, 503, 504)
-}
+_ERRORS = errors_as(AnthropicError, 400, 401, 403, 404, 409, 413, 414, 415, 429, 431, 503, 504)
 _NAMES = (
     *("message_start", "content_block_start", "ping", "content_block_delta", "content_block_stop"),
     *("message_delta", "message_stop", "error"),

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 
 from ragkv.api.errors import MEDIA_TYPE
 from ragkv.api.runtime.callers import Caller
@@ -90,3 +91,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     for status in (*READING, 401, 403, 404, 409, 413, 422, 429, 503, 504, 507)
 }
 """The `responses` argument of a route."""
+
+
+def errors_as(model: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the errors of a route of another API. model: of its error bodies."""
+    return {status: {"model": model, "description": HTTPStatus(status).phrase} for status in statuses}

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,7 +15,7 @@ from ragkv import __version__
 from ragkv.api.error_forms import ollama_error
 from ragkv.api.errors import Fault
 from ragkv.api.routes.chat_exchange import ChatExchangeDep, ChatOutcome
-from ragkv.api.routes.dependencies import EngineThreadDep
+from ragkv.api.routes.dependencies import EngineThreadDep, errors_as
 from ragkv.api.routes.openai import model_names
 from ragkv.api.routes.openai_chat import method_of
 from ragkv.api.schemas.ollama import (
@@ -33,10 +32,7 @@ from ragkv.api.schemas.openai_messages import Message
 
 router = APIRouter()
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": OllamaError, "description": HTTPStatus(status).phrase}
-    for status in (400, 401, 403, 404, 409, 413, 414, 415, 429, 431, 503, 504)
-}
+_ERRORS = errors_as(OllamaError, 400, 401, 403, 404, 409, 413, 414, 415, 429, 431, 503, 504)
 _LISTING: dict[int | str, dict[str, Any]] = {status: _ERRORS[status] for status in (400, 401, 403, 414, 415, 429, 431)}
 _LINES = "application/x-ndjson"
 _NANOSECONDS = 1_000_000

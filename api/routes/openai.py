@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -11,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from ragkv.api.routes.chat_exchange import ChatExchangeDep
 from ragkv.api.routes.chat_form import CompletionForm
-from ragkv.api.routes.dependencies import EngineThreadDep
+from ragkv.api.routes.dependencies import EngineThreadDep, errors_as
 from ragkv.api.routes.event_stream import SSE, describe_events
 from ragkv.api.routes.openai_chat import id_of
 from ragkv.api.runtime.engine_thread import EngineThread
@@ -21,10 +20,7 @@ from ragkv.errors import NotFound
 
 router = APIRouter()
 All = Annotated[bool, Query(description="List baselines, too.")]
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": OpenAIError, "description": HTTPStatus(status).phrase}
-    for status in (400, 401, 403, 404, 409, 413, 415, 429, 503, 504)
-}
+ERRORS = errors_as(OpenAIError, 400, 401, 403, 404, 409, 413, 415, 429, 503, 504)
 _EXAMPLE = (
     'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"tiny","choices":[{"index":0,'
     '"delta":{"content":"Ada"},"logprobs":null,"finish_reason":null}]}\n\ndata: [DONE]\n\n'
@@ -47,9 +43,9 @@ async def chat_completions(chat: Chat, exchange: ChatExchangeDep) -> Response:
     System messages stand before the first turn. A last message of the assistant is how the answer begins; the response
     has what follows. Calls of tools and their results are accepted and not read. `temperature` is 0 by default.
     Parameters that would change the answer and are not supported are refused: tools that must be called, several
-    choices, log probabilities, formats, images. In a stream, chunks with a member `event` name the cited documents, as
-    Open WebUI shows them. Requests of chat programs for a title, tags or the like are answered by rules, without
-    documents.
+    choices, log probabilities, images. `response_format` gives JSON. In a stream, chunks with a member `event` name the
+    cited documents, as Open WebUI shows them. Requests of chat programs for a title, tags or the like are answered by
+    rules, without documents.
     """
     usage = chat.stream_options is not None and chat.stream_options.include_usage
     return await exchange.respond(chat, CompletionForm(chat.model, usage))

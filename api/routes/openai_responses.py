@@ -14,7 +14,7 @@ from ragkv.api.routes.chat_exchange import ChatExchange, ChatExchangeDep
 from ragkv.api.routes.dependencies import EngineThreadDep, PeersDep, TenantDep
 from ragkv.api.routes.event_stream import SSE, describe_events
 from ragkv.api.routes.openai import ERRORS
-from ragkv.api.routes.openai_chat import method_of, turns_of
+from ragkv.api.routes.openai_chat import method_of, options_of, turns_of
 from ragkv.api.routes.openai_tasks import task_reply
 from ragkv.api.routes.response_form import EVENTS, ResponseForm, empty_response, output_message, output_text
 from ragkv.api.runtime.response_chain import ResponseId, earlier_turns, next_response, turn_of
@@ -53,7 +53,9 @@ async def create_response(body: ResponseRequest, exchange: ChatExchangeDep) -> R
     turns, method = turns_of(chat), method_of(chat, exchange.engine_thread.model)
     holds = (method or exchange.settings.method).partition(":")[0] not in ALONE or body.store is True
     stored = body.store is not False and holds and not turns.history and task_reply(turns.question) is None
-    by_rule = bool(rule_of(turns.question, exchange.engine_thread.profile.extractive))
+    options = options_of(chat, turns, method, exchange.tenant.inside(chat.ragkv.collection))
+    extractive = exchange.engine_thread.profile.extractive
+    by_rule = options.answer_schema is None and bool(rule_of(turns.question, extractive))
     id = ResponseId.after(ResponseId().key, 0, by_rule)
     if body.previous_response_id is not None:
         previous = ResponseId.parse(body.previous_response_id)

@@ -108,42 +108,6 @@ def _wide(of_letter: Callable[[str], float]) -> Callable[[str], float]:
     return likelihood
 
 
-@cache
-def _japanese(letter: str) -> float:
-    if "ぁ" <= letter <= "ゖ":
-        return math.log(0.4 / 85)
-    if "ァ" <= letter <= "ー":
-        return math.log(0.15 / 90)
-    if letter in KANJI:
-        return math.log(0.25 / len(KANJI))
-    lead = _lead(letter, "euc_jp")
-    return _by_row(letter, lead, levels=((0xB0, 0.1 / 2965), (0xD0, 0.01 / 3390)))
-
-
-@cache
-def _simplified(letter: str) -> float:
-    if letter in HANZI:
-        return math.log(0.5 / len(HANZI))
-    lead = _lead(letter, "gb2312")
-    return _by_row(letter, lead, levels=((0xB0, 0.35 / 3755), (0xD8, 0.03 / 3008)))
-
-
-@cache
-def _traditional(letter: str) -> float:
-    if letter in TRADITIONAL:
-        return math.log(0.5 / len(TRADITIONAL))
-    lead = _lead(letter, "big5")
-    return _by_row(letter, lead, levels=((0xA4, 0.35 / 5401), (0xC9, 0.03 / 7652)))
-
-
-@cache
-def _korean(letter: str) -> float:
-    if letter in HANGUL:
-        return math.log(0.75 / len(HANGUL))
-    lead = _lead(letter, "euc_kr")
-    return _by_row(letter, lead, levels=((0xB0, 0.2 / 2350), (0xCA, 0.002 / 4888)))
-
-
 def _lead(letter: str, codec: str) -> int:
     """Return the first byte of a character in the standard of its language; 0 where that has two bytes for none."""
     pair = letter.encode(codec, errors="ignore")
@@ -163,6 +127,41 @@ def _by_row(letter: str, lead: int, levels: tuple[tuple[int, float], tuple[int, 
     if lead >= usual:
         return math.log(likely)
     return math.log(1e-5 if letter in _QUOTES else 1e-6) if letter.isprintable() else _NEVER
+
+
+def _written(
+    frequent: frozenset[str], share: float, codec: str, levels: tuple[tuple[int, float], tuple[int, float]]
+) -> Callable[[str], float]:
+    """Return the likelihood of a character, as its logarithm, in a language of many.
+
+    Args:
+        frequent: Its frequent characters.
+        share: Of a text, that they have together.
+        codec: Its standard.
+        levels: First byte there and likelihood of a character, of the usual ones and of the rest.
+    """
+
+    @cache
+    def of_letter(letter: str) -> float:
+        if letter in frequent:
+            return math.log(share / len(frequent))
+        return _by_row(letter, _lead(letter, codec), levels)
+
+    return of_letter
+
+
+_kanji = _written(KANJI, 0.25, "euc_jp", ((0xB0, 0.1 / 2965), (0xD0, 0.01 / 3390)))
+_simplified = _written(HANZI, 0.5, "gb2312", ((0xB0, 0.35 / 3755), (0xD8, 0.03 / 3008)))
+_traditional = _written(TRADITIONAL, 0.5, "big5", ((0xA4, 0.35 / 5401), (0xC9, 0.03 / 7652)))
+_korean = _written(HANGUL, 0.75, "euc_kr", ((0xB0, 0.2 / 2350), (0xCA, 0.002 / 4888)))
+
+
+def _japanese(letter: str) -> float:
+    if "ぁ" <= letter <= "ゖ":
+        return math.log(0.4 / 85)
+    if "ァ" <= letter <= "ー":
+        return math.log(0.15 / 90)
+    return _kanji(letter)
 
 
 def _narrow(letters: str) -> Callable[[str], float]:

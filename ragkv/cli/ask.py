@@ -321,9 +321,7 @@ def _show(answer: Answer, with_question: bool) -> None:
         title = printable(citation.title or citation.document_id)
         console.print(Text.assemble((f"  [{number}] ", "cyan"), title, (f"  {place_of(citation)}", "dim")))
         console.print(Text(f"      {sentence_of(citation)}"))
-    others = [
-        f"[{number}] {printable(each.document_id)}" for number, each in enumerate(answer.citations, 1) if not each.marks
-    ]
+    others = [f"[{number}] {printable(citation.document_id)}" for number, citation in cited if not citation.marks]
     if others:
         console.print(Text(f"  {'also ' if holding else ''}read: {', '.join(others)}", style="dim"))
     console.print(Text(f"  {footer(answer)}", style="dim"))

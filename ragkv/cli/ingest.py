@@ -57,7 +57,7 @@ def ingest(
 
     check_locations(paths)
     _tell_skipped(paths_among(paths))
-    output, workload = IngestOutput(as_json), Workload.of(paths_among(paths))
+    output = IngestOutput(as_json)
     if ray:
         from ragkv.cli.bulk_ingest import ingest_bulk
 
@@ -74,7 +74,7 @@ def ingest(
         return output.end(0, 0) if output.done else fail(f"nothing to ingest in {', '.join(paths)}", 1)
     with opened(settings, asks=False) as engine:
         first = ids.look_up(engine.catalog, first)
-        return ingest_all_items(engine, itertools.chain([first], items), output, workload)
+        return ingest_all_items(engine, itertools.chain([first], items), output, Workload.of(paths_among(paths)))
 
 
 def _tell_skipped(paths: Sequence[Path]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,16 +46,15 @@ ENDS = ("}", "]", '"', ",")
 class Guide:
     """Which tokens may come next in one answer. State of one request."""
 
-    def __init__(self, matcher: LLMatcher, ends: Sequence[int], quote: int, most: int):
+    def __init__(self, matcher: LLMatcher, ends: Sequence[int], most: int):
         """Start before the first token.
 
         Args:
             matcher: The grammar and how far it is; it understands the model's stop tokens.
             ends: Token ids of ENDS.
-            quote: That of the quotation mark.
             most: Longest answer, in tokens.
         """
-        self._matcher, self._ends, self._quote, self._left = matcher, ends, quote, most
+        self._matcher, self._ends, self._left = matcher, ends, most
         self._closing = min(CLOSING_TOKENS, most // 2)
 
     @property
@@ -97,7 +95,7 @@ class Guide:
     def _end(self, allowed: Tensor) -> int | None:
         """Return the token that brings the answer nearer to its end; None where the model may choose."""
         inside = int(allowed.sum()) > IN_STRING
-        ends = (self._quote,) if inside else self._ends
+        ends = (self._ends[ENDS.index('"')],) if inside else self._ends
         return next((token for token in ends if allowed[token]), None)
 
 
@@ -128,11 +126,11 @@ class GrammarDrafter:
 
 
 class Grammars:
-    """Grammars of the schemas that were asked for lately, over the tokens of one model. Thread-safe."""
+    """Grammars of the schemas that were asked for lately, over the tokens of one model. Not thread-safe."""
 
     def __init__(self, model: DecoderModel):
         """Prepare nothing: the tokenizer takes a part of a second, and most services need no schema."""
-        self._model, self._lock = model, Lock()
+        self._model = model
         self._known = OrderedDict[str, "LLMatcher"]()
         self._tokenizer: Any = None
         self._ends: tuple[int, ...] = ()
@@ -175,13 +173,12 @@ class Grammars:
             raise InputError(f"the schema has {len(text)} characters, the limit is {SCHEMA_CHARACTERS}")
         if patterns > MOST_PATTERNS:
             raise InputError(f"the schema has a string with {patterns} patterns, the limit is {MOST_PATTERNS}")
-        with self._lock:
-            if text not in self._known:
-                self._known[text] = self._compiled(text)
-            self._known.move_to_end(text)
-            while len(self._known) > KEPT_GRAMMARS:
-                self._known.popitem(last=False)
-            return Guide(self._known[text].deep_copy(), self._ends, self._ends[ENDS.index('"')], most)
+        if text not in self._known:
+            self._known[text] = self._compiled(text)
+        self._known.move_to_end(text)
+        while len(self._known) > KEPT_GRAMMARS:
+            self._known.popitem(last=False)
+        return Guide(self._known[text].deep_copy(), self._ends, most)
 
     def _compiled(self, schema: str) -> LLMatcher:
         from llguidance import LLMatcher

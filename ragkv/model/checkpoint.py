@@ -1,8 +1,8 @@
 """Model checkpoints: find a folder, a GGUF file or a hub id, load it with its adapter, hash what it computes with.
 
 gguf.py and model_cache.py convert GGUF files, published.py loads the weights that are served, adapter.py merges
-adapters, source.py chooses the default model. These, own_forward.py and `bench/shapes.py`, which makes random weights,
-are the only importers of transformers' models.
+adapters, source.py chooses the default model. These, own_forward.py and `benchmarks/shapes.py`, which makes random
+weights, are the only importers of transformers' models.
 """
 
 from __future__ import annotations

@@ -129,6 +129,15 @@ def test_the_text_follows_a_schema(client: openai.OpenAI) -> None:
     assert isinstance(json.loads(create(client, text={"format": {"type": "json_object"}}).output_text), dict)
 
 
+def test_a_greeting_that_has_to_follow_a_schema_is_a_turn_and_goes_on(client: openai.OpenAI) -> None:
+    form = {"format": {"type": "json_schema", "name": "harbour", "schema": SCHEMA}}
+    first = create(client, "hello", text=form)
+    jsonschema.validate(json.loads(first.output_text), SCHEMA)
+    assert first.ragkv["report"]["rule"] == ""
+    second = create(client, WHO, previous_response_id=first.id)
+    assert earlier_tokens(second) > 0, "no rule answered it, so the conversation has it"
+
+
 def test_the_output_of_a_response_can_be_sent_back_as_input(client: openai.OpenAI) -> None:
     first = create(client)
     items = [{"role": "user", "content": WHO}, *first.output, {"role": "user", "content": WHEN}]
