@@ -67,11 +67,23 @@ RENEW_SECONDS = 300.0
 """How often a long ingest renews its claim."""
 
 
+class IngestPrompt(PromptPiece, Protocol):
+    """The part of ragkv.model.prompt.Prompt that ingest needs."""
+
+    def of(self, collection: str) -> IngestPrompt:
+        """Return the pieces with the wrapper tokens of a collection."""
+        ...
+
+    def reader(self, fingerprint: str) -> str:
+        """Name the model and the wrapper tokens that read documents."""
+        ...
+
+
 class IngestModel(Protocol):
     """The part of the model that ingest needs."""
 
     @property
-    def prompt(self) -> PromptPiece: ...
+    def prompt(self) -> IngestPrompt: ...
 
 
 class IngestEmbedder(Protocol):
@@ -213,7 +225,7 @@ def ingest_steps(
     """
     catalog, embedder = engine.catalog, engine.retriever.embedder
     catalog.check_embedder(embedder.identity)
-    digest, reader = content_hash(document), reader_of(engine)
+    digest, reader = content_hash(document), reader_of(engine, document.collection)
     known = catalog.find(document.collection, document.id)
     if known and (known.content_hash, known.reader) == (digest, reader):
         return _keep(catalog, document, known)
@@ -243,7 +255,7 @@ def _keep(catalog: Catalog, document: Document, known: DocumentInfo) -> IngestOu
 
 def _split_steps(engine: IngestEngine, document: Document, limited: bool) -> Generator[IngestStep, None, list[Chunk]]:
     """Split a document, within the time limit where it is `limited`."""
-    steps = split_steps(document, engine.model.prompt, engine.chunk_tokens)
+    steps = split_steps(document, engine.model.prompt.of(document.collection), engine.chunk_tokens)
     return (yield from (within(steps, document, engine.split_seconds) if limited else steps))
 
 
@@ -296,10 +308,10 @@ def reindex_steps(engine: IngestEngine) -> Generator[IngestStep, None, ReindexOu
     catalog.replace_vectors(rows, embedded.vectors, embedder.identity)
     catalog.store_segments(dict(zip(rows, embedded.segments, strict=True)), embedder.identity)
     catalog.rebuild_full_text()
-    reread, reader = 0, reader_of(engine)
+    reread = 0
     documents = catalog.documents(None)
     for info in documents:
-        if info.reader != reader:
+        if info.reader != reader_of(engine, info.collection):
             yield from ingest_steps(engine, catalog.original(info.collection, info.id))
             reread += 1
     for collection in {info.collection for info in documents}:
@@ -314,9 +326,12 @@ def content_hash(document: Document) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def reader_of(engine: IngestEngine) -> str:
-    """Name the model and chunk size that read documents. Where it changes, documents have to be ingested again."""
-    return f"{engine.fingerprint}/{engine.chunk_tokens}"
+def reader_of(engine: IngestEngine, collection: str) -> str:
+    """Name the model, the wrapper tokens and the chunk size that read documents.
+
+    Where it changes, documents have to be ingested again.
+    """
+    return f"{engine.model.prompt.of(collection).reader(engine.fingerprint)}/{engine.chunk_tokens}"
 
 
 def _embed_steps(

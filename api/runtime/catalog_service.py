@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
@@ -71,7 +72,7 @@ class CatalogService:
         self.allowed = allowance_of(limits)
         self._catalog, self._jobs, self._history = engine.catalog, jobs, history
         self._prompt = engine.model.prompt
-        self._reader = reader_of(engine)
+        self._reader = partial(reader_of, engine)
         self._body_bytes = engine.body_bytes
         self._unreferenced: deque[Key] = deque()
         self.watchers = 0
@@ -94,7 +95,11 @@ class CatalogService:
         if self._jobs.waits(document.collection, document.id):
             return None
         found = self._catalog.find(document.collection, document.id)
-        return found if found and (found.content_hash, found.reader) == (digest, self._reader) else None
+        return (
+            found
+            if found and (found.content_hash, found.reader) == (digest, self._reader(document.collection))
+            else None
+        )
 
     def find(self, collection: str, document_id: str) -> DocumentInfo | None:
         """See Catalog.find."""

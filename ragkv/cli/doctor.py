@@ -354,7 +354,7 @@ def _kv(engine: Engine, findings: Findings) -> None:
 
     expected, stale = _expected(engine), 0
     for info in engine.catalog.documents(None):
-        stale += info.reader != reader_of(engine)
+        stale += info.reader != reader_of(engine, info.collection)
     if stale:
         findings.note("kv", f"{stale} documents were read by another model or chunk size: run `ragkv reindex`")
     stored = set(engine.store.keys())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from ragkv.tune.contexts import TextPassage
 
 
+class Kind(StrEnum):
+    """What is trained."""
+
+    LORA = "lora"
+    WRAPPER = "wrapper"
+
+
+RATES = {Kind.LORA: 4e-4, Kind.WRAPPER: 1e-2}
+"""Peak learning rates."""
+ROWS_TOKENS = 16384
+"""Tokens of the rows of one forward pass, where the memory of a GPU allows it. A CPU takes a row at a time."""
+
+
 def tune(
     paths: Annotated[list[Path], typer.Argument(help="Files and folders, as for `ragkv ingest`.", metavar="PATH...")],
     to: Annotated[Path, typer.Option("--out", help="Folder of the adapter. A stopped run there goes on.")],
@@ -23,10 +37,12 @@ def tune(
         Path | None, typer.Option("--questions", help='JSON lines {"q": …, "a": […]?} to train with, besides rules.')
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 600,
-    tokens: Annotated[int, typer.Option(min=256, help="Tokens of the rows of one forward pass.")] = 16384,
+    minutes: Annotated[float, typer.Option(min=0, help="Longest training; 0: all steps, however long.")] = 15.0,
     length: Annotated[int, typer.Option(min=256, help="Tokens of a row: chunks, questions and answers.")] = 2048,
-    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 32,
-    rate: Annotated[float, typer.Option(min=1e-7, max=1.0, help="Peak learning rate.")] = 4e-4,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of a LoRA adapter.")] = 32,
+    kind: Annotated[
+        Kind, typer.Option(help="lora: changes weights. wrapper: tokens around chunks, kilobytes for each collection.")
+    ] = Kind.LORA,
     gold: Annotated[bool, typer.Option("--gold", help="Learn the answers, too, not only the model's own.")] = False,
     contexts: Annotated[int, typer.Option(min=0, help="Held-out contexts of the report; 0: no report.")] = 12,
     workers: Annotated[int, typer.Option(min=0, help="Processes that make rows.")] = 4,
@@ -42,6 +58,8 @@ def tune(
     settings = settings_from(data, None, model, device, adapter=str(adapter) if adapter else None)
     if not (find_spec("peft") and find_spec("accelerate")):
         return fail("tuning needs peft and accelerate; pip install 'accelerate>=1.15,<2' 'peft>=0.21,<1'", 2)
+    import torch
+
     from ragkv.engine.open_model import model_source
     from ragkv.model.checkpoint import load_checkpoint
     from ragkv.model.prompt import Prompt
@@ -58,10 +76,12 @@ def tune(
         return fail(f"nothing to tune with in {', '.join(map(str, paths))}", 1)
     options = TuneOptions(
         steps=steps,
-        rows_tokens=max(tokens, length),
+        kind=kind.value,
+        rows_tokens=max(ROWS_TOKENS, length) if torch.cuda.is_available() else length,
         lengths=((length, 1.0),),
         rank=rank,
-        rate=rate,
+        rate=RATES[kind],
+        seconds=60 * minutes,
         teacher="self" if gold else "base",
         answers=1.0 if gold else 0.0,
         workers=workers,
@@ -72,7 +92,12 @@ def tune(
     with progress() as report:
         done = tune(run, passages, given, lambda line: console.print(line), report)
     out().print(f"{done.report}adapter    {to}, {done.adapter.steps} steps, {done.adapter.seconds:.0f} s")
-    out().print(f"use it     RAGKV_MODEL={settings.model or source.model} RAGKV_ADAPTER={to} ragkv serve")
+    if done.adapter.gpu_bytes:
+        out().print(f"memory     {done.adapter.gpu_bytes / 2**30:.1f} GiB of the GPU at most")
+    if done.refused:
+        return fail(f"not saved: {done.refused}; give more documents or questions, or train longer", 1)
+    used = str(to) if kind is Kind.LORA else ",".join(filter(None, (settings.adapter, f"COLLECTION={to}")))
+    out().print(f"use it     RAGKV_MODEL={settings.model or source.model} RAGKV_ADAPTER={used} ragkv serve")
     return 0
 
 

@@ -110,7 +110,8 @@ class EvidenceFinder:
     def _know(self, hits: Sequence[Hit]) -> list[KnownChunk]:
         """Return what is known of the chunk of each hit; what is used least makes room for what is new."""
         identity = self._finder.identity
-        names = [(identity, hit.chunk.title, hit.chunk.text) for hit in hits]
+        # Wrapper tokens move the blocks of a text; the first token tells of them.
+        names = [(identity, hit.chunk.title, hit.chunk.text, hit.chunk.tokens[:1]) for hit in hits]
         missing = {name: hit for name, hit in zip(names, hits, strict=True) if name not in self._known}
         segments = self._finder.segments([*missing.values()]) if missing else []
         for (name, hit), mine in zip(missing.items(), segments, strict=True):

@@ -152,7 +152,9 @@ class Questions:
         prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile, engine.key_tier)
         decode_policy = make_decode_policy(options.decode or settings.decode, profile, engine.decode_tier)
         name = options.method or engine.method
-        request.method = MethodChoice(name, None if full_prefill(name) else make_method(name, engine.model))
+        request.method = MethodChoice(
+            name, None if full_prefill(name) else make_method(name, engine.model, options.collection)
+        )
         request.reuse_refused = engine.reuse_refused if request.method.method else ""
         if request.reuse_refused:
             request.method = MethodChoice(FULL, None)

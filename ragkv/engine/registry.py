@@ -126,8 +126,8 @@ BASELINES = ("reuse", "reuse-encoded", "random")
 """Methods to compare others with, and not to work with."""
 
 
-def make_method(spec: str, model: DecoderModel) -> Method:
-    """Make the method NAME[:FIELD=VALUE,…] for a model.
+def make_method(spec: str, model: DecoderModel, collection: str = "") -> Method:
+    """Make the method NAME[:FIELD=VALUE,…] for a model, and for the wrapper tokens of a collection.
 
     Raises:
         InputError: There is no such method or field, or a value is out of range.
@@ -145,9 +145,15 @@ def make_method(spec: str, model: DecoderModel) -> Method:
     if model.states.bytes:
         chosen = _without_repair(name, method, chosen)
     try:
-        return method.kind(**{**method.given(model), **chosen})
+        return method.kind(**{**method.given(model), **_taught(method, model, collection), **chosen})
     except ValueError as error:
         raise InputError(f"method {name}: {error}") from None
+
+
+def _taught(method: MethodSpec, model: DecoderModel, collection: str) -> dict[str, Any]:
+    """Return what the collection's wrapper tokens change: scout may leave out repair for them."""
+    wrapper = model.wrappers.find(collection)
+    return {"repair": wrapper.scout_repair} if wrapper and method.kind is Scout else {}
 
 
 def _without_repair(name: str, method: MethodSpec, chosen: dict[str, Any]) -> dict[str, Any]:

@@ -23,13 +23,14 @@ def with_own_tokens(
         hits: Chunks as the catalogue holds them.
         collection: Their collection.
         catalog: Knows which model read each document.
-        prompt: Makes the ids.
+        prompt: Makes the ids, with the wrapper tokens of the collection.
         fingerprint: Of the present model.
     """
-    own: dict[str, bool] = {}
+    own, prompt = dict[str, bool](), prompt.of(collection)
+    reader = prompt.reader(fingerprint)
     for document in {hit.chunk.document_id for hit in hits}:
         info = catalog.find(collection, document)  # None: it was removed a moment ago
-        own[document] = info is None or info.reader.partition("/")[0] == fingerprint
+        own[document] = info is None or info.reader.partition("/")[0] == reader
     return [hit if own[hit.chunk.document_id] else _read_again(hit, prompt) for hit in hits]
 
 

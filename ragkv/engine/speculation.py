@@ -12,6 +12,7 @@ from ragkv.engine.drafting import Drafter
 from ragkv.engine.request import Request
 from ragkv.engine.structured import GrammarDrafter
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.wrapper import without_wrapper
 from ragkv.recompute.base import Plan
 from ragkv.report import SpeculationReport
 
@@ -28,7 +29,7 @@ def make_drafter(model: DecoderModel, request: Request) -> Drafter | GrammarDraf
     hits, plan, block = request.session.hits, request.context.plan, model.profile.block
     chunks = [hit.chunk.tokens for hit in hits]
     kept = chunks if plan is None else kept_texts(chunks, plan, block)
-    return Drafter([*kept, request.question_tokens], model.stop_ids)
+    return Drafter([*map(without_wrapper, kept), request.question_tokens], model.stop_ids)
 
 
 def kept_texts(chunks: Sequence[Sequence[int]], plan: Plan, block: int) -> list[Sequence[int]]:

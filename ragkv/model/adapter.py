@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -23,6 +23,8 @@ from ragkv.model.hashing import file_hash, joined_hash
 from ragkv.model.supported import first_line
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "ragkv_base"
+"""Metadata of the weights' file: hash of the model that the adapter was trained on."""
 
 _PLAIN: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
@@ -48,12 +50,14 @@ class Adapter:
         scale: factor of B A.
         pairs: A [r, in] and B [out, r] by the name of the module that they change.
         digest: sha256 over its files.
+        base: hash of the weights that it was trained on; "" where the file does not say.
     """
 
     folder: Path
     scale: float
     pairs: dict[str, tuple[Tensor, Tensor]]
     digest: str
+    base: str = ""
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -72,6 +76,8 @@ def read_adapter(folder: Path) -> Adapter:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
         tensors = load_file(folder / WEIGHTS)
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            base = (file.metadata() or {}).get(BASE, "")
         digest = joined_hash(file_hash(folder / CONFIG), file_hash(folder / WEIGHTS))
     except KeyError as error:
         raise ModelUnsupported(f"adapter {folder}: {CONFIG} has no {error}; only LoRA adapters can be merged") from None
@@ -79,7 +85,7 @@ def read_adapter(folder: Path) -> Adapter:
         raise ModelNotFound(f"adapter {folder} is damaged ({first_line(error)}); copy or save it again") from None
     _check_plain(folder, config)
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return Adapter(folder, scale, _pairs(folder, tensors, rank), digest)
+    return Adapter(folder, scale, _pairs(folder, tensors, rank), digest, base)
 
 
 def merge(weights: Any, adapter: Adapter, dtype: torch.dtype) -> None:

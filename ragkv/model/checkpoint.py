@@ -25,6 +25,7 @@ from ragkv.model.profile import Profile, default_profile, load_profile
 from ragkv.model.published import load_weights, served_config
 from ragkv.model.source import ModelSource
 from ragkv.model.supported import attention_layers, check_supported, first_line
+from ragkv.model.wrapper import EVERY_COLLECTION, NO_WRAPPERS, Wrappers, install, read_wrapper
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -43,6 +44,7 @@ class LoadedCheckpoint:
         profile: its profile.
         name: the last part of its source, and its adapter.
         weights_hash: sha256 over config, tokenizer and weight files, and over the GGUF file and the adapter.
+        wrappers: wrapper tokens that the model embeds.
     """
 
     weights: Any
@@ -50,6 +52,7 @@ class LoadedCheckpoint:
     profile: Profile
     name: str
     weights_hash: str
+    wrappers: Wrappers = NO_WRAPPERS
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ def load_checkpoint(
 
     Raises:
         ModelNotFound: there is no such model or adapter, or it cannot be loaded.
-        ModelUnsupported: the architecture, the dtype, the placement or the adapter is not supported.
+        ModelUnsupported: the architecture, the dtype, the placement or the adapter is not supported, or an adapter was
+            trained for other weights.
         ConfigError: the profile is damaged, the cache cannot be written, or the model cannot be spread over GPUs.
     """
     source = ModelSource(source) if isinstance(source, str) else source
@@ -108,14 +112,23 @@ def load_checkpoint(
         raise ModelNotFound(f"model {source.model!r}: cannot be loaded ({first_line(error)})") from None
     weights_hash = files.weights_hash or weights_hash_of(files.folder)
     if adapter:
+        if adapter.base and adapter.base != weights_hash:
+            notify(
+                f"adapter {adapter.folder} was trained on other weights than those of {source.model}: "
+                "measure it with `ragkv calibrate --documents`, or tune one for these"
+            )
         weights_hash = joined_hash(weights_hash, adapter.digest)
+    wrappers = Wrappers({collection: read_wrapper(Path(folder)) for collection, folder in source.wrappers})
+    install(weights, wrappers, weights_hash)
     profile = default_profile(attention_layers(config), config.hidden_size, config.model_type)
     # The later ones win: an adapter was trained for a prompt and blocks of its own, and a calibration measured both.
-    beside = [files.folder / "profile.json", *([adapter.folder / "profile.json"] if adapter else [])]
+    common = [Path(folder).expanduser() for collection, folder in source.wrappers if collection == EVERY_COLLECTION]
+    folders = [files.folder, *([adapter.folder] if adapter else []), *common]
+    beside = [folder / "profile.json" for folder in folders]
     for path in [*beside, *([profiles / f"{weights_hash}.json"] if profiles else [])]:
         if path.is_file():
             profile = load_profile(path, profile)
-    return LoadedCheckpoint(weights, tokenizer, profile, source.shown, weights_hash)
+    return LoadedCheckpoint(weights, tokenizer, profile, source.shown, weights_hash, wrappers)
 
 
 def _find_files(source: ModelSource, cache: Path | None, notify: Notify) -> _Files:

@@ -38,6 +38,7 @@ from ragkv.model.recurrence import StateForm, States, state_form
 from ragkv.model.rotary import Rotary, rotary_name, rotate
 from ragkv.model.source import ModelSource
 from ragkv.model.supported import architecture_of, check_supported, is_wired
+from ragkv.model.wrapper import NO_WRAPPERS, Wrappers
 
 CHECKED = 8
 """Tokens whose logits a model's layers and its own forward must agree on, where its layers run by their own code."""
@@ -62,6 +63,7 @@ class DecoderModel:
         name: the name of the model.
         weights_hash: sha256 over config, tokenizer and weight files.
         profile: block sizes, stable layers, retrieval heads and prompt pieces.
+        wrappers: wrapper tokens that the embedding knows.
         stop_ids: token ids that end an answer.
         max_positions: length of the model's context.
         fused: the layer loop that `forward` runs; None for the plain loop of this class.
@@ -75,6 +77,7 @@ class DecoderModel:
         profile: Profile | None = None,
         name: str = "model",
         weights_hash: str = "",
+        wrappers: Wrappers = NO_WRAPPERS,
     ):
         """Wrap loaded weights.
 
@@ -84,6 +87,7 @@ class DecoderModel:
             profile: None for the default profile of the model.
             name: the name of the model.
             weights_hash: sha256 over config, tokenizer and weight files.
+            wrappers: wrapper tokens that the embedding knows.
 
         Raises:
             ModelUnsupported: the layer loop cannot run the model.
@@ -100,7 +104,7 @@ class DecoderModel:
         ends = (self.body.embed_tokens, nn.ModuleList([self._norm, self.body.layers[-1]]), self.lm_head)
         self._embedding_at, self._norm_at, self._head_at = (next(each.parameters()).device for each in ends)
         self.scale: float = self.kinds[0].scale
-        self.tokenizer, self.name, self.weights_hash = tokenizer, name, weights_hash
+        self.tokenizer, self.name, self.weights_hash, self.wrappers = tokenizer, name, weights_hash, wrappers
         self.profile = profile or default_profile(self.shape.layers, config.hidden_size, config.model_type)
         self.stop_ids = _stop_ids(weights, tokenizer)
         self.max_positions: int = config.max_position_embeddings
@@ -141,7 +145,7 @@ class DecoderModel:
             weights_hash = joined_hash(weights_hash, weights)
         elif supports_packing(found.weights):
             pack_products(found.weights)
-        return cls(found.weights, found.tokenizer, found.profile, found.name, weights_hash)
+        return cls(found.weights, found.tokenizer, found.profile, found.name, weights_hash, found.wrappers)
 
     @property
     def device_names(self) -> str:
@@ -167,7 +171,7 @@ class DecoderModel:
     @cached_property
     def prompt(self) -> Prompt:
         """Prompt pieces of the tokenizer and profile."""
-        return Prompt(self.tokenizer, self.profile)
+        return Prompt(self.tokenizer, self.profile, self.wrappers)
 
     @torch.inference_mode()
     def forward(self, passes: Sequence[Pass]) -> list[Tensor]:

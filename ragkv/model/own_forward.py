@@ -139,6 +139,7 @@ class OwnEnds:
 
     Attributes:
         norm: the last norm.
+        logits: see `Ends`.
     """
 
     def __init__(self, weights: Any):
@@ -146,7 +147,7 @@ class OwnEnds:
         name = norm_name(weights.model)
         self.norm = getattr(weights.model, name)
         self._before = copy_with(weights.model, layers=nn.ModuleList(), **{name: nn.Identity()})
-        self._behind = copy_with(weights, model=_Given())
+        self.logits = behind_body(weights)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the rows [T, hidden] that enter the first layer for tokens [T], on the embedding's device."""
@@ -154,10 +155,16 @@ class OwnEnds:
             rows: Tensor = self._before(input_ids=tokens[None], use_cache=False).last_hidden_state
         return rows[0]
 
-    def logits(self, normed: Tensor) -> Tensor:
-        """Return logits [O, vocabulary] of rows [O, hidden] behind the last norm, on the head's device."""
-        logits: Tensor = self._behind(inputs_embeds=normed[None], use_cache=False).logits
-        return logits[0]
+
+def behind_body(weights: Any) -> Callable[[Tensor], Tensor]:
+    """Return what computes logits [O, vocabulary] of rows [O, hidden] behind the last norm: head, scale and caps."""
+    behind = copy_with(weights, model=_Given())
+
+    def logits(normed: Tensor) -> Tensor:
+        found: Tensor = behind(inputs_embeds=normed[None], use_cache=False).logits
+        return found[0]
+
+    return logits
 
 
 class OwnLayer:

@@ -1,4 +1,4 @@
-"""Prompt pieces: the prefix S, one wrapper per chunk, and the question part.
+"""Prompt pieces: the prefix S, one piece per chunk, and the question part.
 
 Each piece is tokenised alone. The tokens of a chunk therefore never depend on its neighbours, and its KV can be stored.
 
@@ -12,6 +12,7 @@ KV was computed: chunks, instructions, question, answer, separator, question.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,7 @@ from ragkv.model.pieces import PieceTemplate, control_tokens, fill
 from ragkv.model.plain_text import plain_encoder
 from ragkv.model.profile import Profile
 from ragkv.model.token_bytes import TokenBytes
+from ragkv.model.wrapper import EVERY_COLLECTION, NO_WRAPPERS, Wrapper, Wrappers, without_wrapper
 
 SYSTEM = (
     "You answer questions from the documents given. Reply with the shortest span that answers the question, "
@@ -44,9 +46,12 @@ class Prompt:
 
     Attributes:
         prefix: token ids of S.
+        wrapper: wrapper tokens around every chunk; None for none.
     """
 
-    def __init__(self, tokenizer: Any, profile: Profile):
+    wrapper: Wrapper | None
+
+    def __init__(self, tokenizer: Any, profile: Profile, wrappers: Wrappers = NO_WRAPPERS):
         """Choose the pieces.
 
         They come from the profile, else from the tokenizer's chat template, else they are plain `Document:` and
@@ -55,7 +60,9 @@ class Prompt:
         Args:
             tokenizer: a Hugging Face tokenizer.
             profile: the profile of the model.
+            wrappers: wrapper tokens of each collection; these pieces have those of every collection.
         """
+        self._wrappers, self.wrapper = wrappers, wrappers.find(EVERY_COLLECTION)
         self._tokenizer, self._encode, self._bytes = tokenizer, plain_encoder(tokenizer), TokenBytes(tokenizer)
         prefix, before, after = _frame(tokenizer)
         self._prefix = profile.prefix or prefix
@@ -66,9 +73,23 @@ class Prompt:
         self._open = self._question.template if profile.question else self._question.template + after
         self._framed = not profile.question or self._question.controlled
 
+    def of(self, collection: str) -> Prompt:
+        """Return the same pieces, with the wrapper tokens of a collection."""
+        wrapper = self._wrappers.find(collection)
+        if wrapper is self.wrapper:
+            return self
+        other = copy(self)
+        other.wrapper = wrapper
+        return other
+
+    def reader(self, fingerprint: str) -> str:
+        """Name what reads chunks: the model's fingerprint, and the wrapper tokens."""
+        return f"{fingerprint}+{self.wrapper.digest[:16]}" if self.wrapper else fingerprint
+
     def chunk(self, title: str, text: str) -> tuple[int, ...]:
-        """Return the token ids of one chunk: wrapper, title and text."""
-        return self._chunk.tokens(title=title, text=text)
+        """Return the token ids of one chunk: title and text in their piece, between wrapper tokens."""
+        tokens = self._chunk.tokens(title=title, text=text)
+        return (*self.wrapper.front_ids, *tokens, *self.wrapper.back_ids) if self.wrapper else tokens
 
     def chunk_text(self, title: str, text: str) -> str:
         """Return the prompt piece of a chunk as text."""
@@ -92,13 +113,16 @@ class Prompt:
         A character whose tokens are in two blocks belongs to the later one. Any thread may call this while another uses
         the tokenizer: decoding reads its vocabulary and no setting.
         """
-        whole, ends = self._tokenizer.decode(tokens), [0]
+        whole, ends = self._text(tokens), [0]
         for end in range(block, len(tokens), block):
-            text = self._tokenizer.decode(tokens[:end])
+            text = self._text(tokens[:end])
             while not whole.startswith(text):  # part of a character decodes to something else
                 text = text[:-1]
             ends.append(max(ends[-1], len(text)))
         return [whole[start:end] for start, end in zip(ends, [*ends[1:], len(whole)], strict=True)]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(without_wrapper(tokens)))
 
     def question(
         self, question: str, history: Sequence[tuple[str, str]] = (), instructions: str = ""
@@ -161,7 +185,7 @@ class Prompt:
         return answer if self._open[-1:].isspace() else f" {answer}"
 
     def pieces(self) -> tuple[str, str]:
-        """Return the pieces that stored KV depends on: S and the chunk wrapper."""
+        """Return the pieces that stored KV depends on: S and that of a chunk."""
         return self._prefix, self._chunk.template
 
     def plain(self, text: str) -> tuple[int, ...]:

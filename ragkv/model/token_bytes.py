@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ragkv.model.wrapper import FIRST_ID
+
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE_AS_BYTE = "\u0120"
 """The name of a space in byte-level vocabularies."""
@@ -35,7 +37,9 @@ class TokenBytes:
         Returns:
             Byte offsets [len(tokens)]; the last one is `size`.
         """
-        ends = np.cumsum(self._table()[np.asarray(tokens, np.int64)]).astype(np.float64)
+        numbers, table = np.asarray(tokens, np.int64), self._table()
+        known = numbers < FIRST_ID  # wrapper tokens stand for nothing
+        ends = np.cumsum(np.where(known, table[np.where(known, numbers, 0)], 0)).astype(np.float64)
         return ends * (size / max(1.0, float(ends[-1])) if len(ends) else 1.0)
 
     def _table(self) -> NDArray[np.int64]:

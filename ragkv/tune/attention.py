@@ -6,14 +6,18 @@ A row's masks are mostly empty: a chunk sees itself, a question sees the context
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
-AttentionName = Literal["sdpa", "flex"]
+from ragkv.model.supported import FULL, WINDOW
+from ragkv.tune.masks import RowBatch, near_mask
+
+AttentionName = Literal["sdpa", "flex", "eager"]
 FLEX = "ragkv_flex"
 TRIALS = 3
 
@@ -42,6 +46,12 @@ class SdpaAttention:
         return torch.zeros(1, dtype=dtype, device=mask.device).masked_fill(~mask[:, None], torch.finfo(dtype).min)
 
 
+class EagerAttention(SdpaAttention):
+    """The model's own attention in plain products, for layers with sinks or soft caps, which SDPA leaves out."""
+
+    implementation = "eager"
+
+
 class FlexRowAttention:
     """torch's flex attention. Backward needs a GPU."""
 
@@ -67,7 +77,40 @@ class FlexRowAttention:
 
 def row_attention(name: AttentionName) -> RowAttention:
     """Return the attention of a name."""
-    return FlexRowAttention() if name == "flex" else SdpaAttention()
+    if name == "flex":
+        return FlexRowAttention()
+    return EagerAttention() if name == "eager" else SdpaAttention()
+
+
+@dataclass(frozen=True)
+class RowWindows:
+    """The windows of a model's layers.
+
+    Attributes:
+        window: Tokens that layers with a window see; 0 where no layer has one.
+        every: Whether all layers have it.
+    """
+
+    window: int = 0
+    every: bool = False
+
+    @classmethod
+    def of(cls, config: Any) -> RowWindows:
+        """Read a model's configuration."""
+        window, kinds = getattr(config, "sliding_window", None) or 0, set(getattr(config, "layer_types", None) or ())
+        if not window or kinds == {FULL}:
+            return cls()
+        return cls(window, kinds <= {WINDOW})
+
+    def prepare(self, attention: RowAttention, batch: RowBatch, masks: Sequence[Tensor], dtype: torch.dtype) -> Any:
+        """Return masks [R, T, T] of the rows, one behind the other, as transformers' models take them."""
+        seen = torch.cat([*masks])
+        if not self.window:
+            return attention.prepare(seen, dtype)
+        near = seen & near_mask(batch, self.window).repeat(len(masks), 1, 1)
+        if self.every:
+            return attention.prepare(near, dtype)
+        return {FULL: attention.prepare(seen, dtype), WINDOW: attention.prepare(near, dtype)}
 
 
 def quicker(attempt: Callable[[AttentionName], None], say: Callable[[str], None]) -> AttentionName:

@@ -11,11 +11,12 @@ Always causally, in the order of the row. A padded token sees itself alone, so t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ragkv.model.wrapper import is_wrapper_token
 from ragkv.tune.rows import CHUNK, COPY, PADDING, PREFIX, QUESTION
 
 
@@ -40,6 +41,18 @@ class RowBatch:
     blocks: Tensor
     targets: Tensor
     kept: Tensor
+
+
+def unwrapped(batch: RowBatch) -> RowBatch:
+    """Return the rows as they are without wrapper tokens: nobody sees these, and no position is left for them."""
+    wrapper = is_wrapper_token(batch.ids)
+    kinds = batch.kinds.masked_fill(wrapper, PADDING)
+    return replace(batch, kinds=kinds, positions=batch.positions - wrapper.cumsum(1))
+
+
+def near_mask(batch: RowBatch, window: int) -> Tensor:
+    """Return what is less than `window` positions behind a token, bool [R, T, T] (query, key)."""
+    return batch.positions[:, :, None] - batch.positions[:, None, :] < window
 
 
 def full_mask(batch: RowBatch) -> Tensor:

@@ -13,11 +13,15 @@ class TuneOptions:
     """Parameters of a run. The papers say nothing about tuning, so every field is paper silent.
 
     Attributes:
+        kind: What is trained: a `lora` adapter, or `wrapper` tokens (adapters.py).
         steps: Optimiser steps.
-        rows_tokens: Tokens of the rows of one forward pass, over all lengths.
+        rows_tokens: Tokens of the rows of one forward pass, over all lengths. On a GPU without the memory for them,
+            `train` halves them and doubles `accumulate`.
         accumulate: Forward passes of one step.
         lengths: Lengths of rows, in tokens, each with its weight.
-        rank: Rank of the adapter.
+        rank: Rank of a LoRA adapter.
+        front: Wrapper tokens in front of a chunk.
+        back: Wrapper tokens behind it.
         rate: Peak learning rate.
         warmup: Steps until the peak.
         hold: Share of the steps after which the rate falls, linearly, to a fiftieth.
@@ -34,11 +38,14 @@ class TuneOptions:
         seed: Seed of the rows.
     """
 
+    kind: Literal["lora", "wrapper"] = "lora"
     steps: int = 600
     rows_tokens: int = 16384
     accumulate: int = 4
     lengths: tuple[tuple[int, float], ...] = ((1024, 0.3), (2048, 0.5), (4096, 0.2))
     rank: int = 32
+    front: int = 8
+    back: int = 8
     rate: float = 4e-4
     warmup: int = 30
     hold: float = 0.3

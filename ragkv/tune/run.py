@@ -1,6 +1,7 @@
 """`ragkv tune`, from texts to an adapter: measure, train, calibrate, measure again.
 
-out/adapter_config.json, adapter_model.safetensors     the adapter, in PEFT's format
+out/adapter_config.json, adapter_model.safetensors     a LoRA adapter, in PEFT's format
+out/wrapper.safetensors                                or wrapper tokens
 out/profile.json                                       prompt pieces, retrieval heads, whether scout repairs
 out/report.json, report.md                             answers before and after
 out/checkpoints/                                       where a stopped run goes on
@@ -20,17 +21,20 @@ from ragkv.errors import InputError, ModelUnsupported
 from ragkv.evaluation.evidence import packaged_evidence
 from ragkv.evaluation.quality import ask_all
 from ragkv.evaluation.sets import QuestionSet, SetQuestion
+from ragkv.model.adapter import WEIGHTS
 from ragkv.model.checkpoint import LoadedCheckpoint, load_checkpoint
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import Profile, load_profile
 from ragkv.model.prompt import Prompt
 from ragkv.model.source import ModelSource
-from ragkv.model.supported import WIRED, architecture_of, is_wired
+from ragkv.model.supported import architecture_of, attention_layers
+from ragkv.model.wrapper import EVERY_COLLECTION, FILE, Wrappers, read_wrapper
+from ragkv.tune.adapters import new_wrapper
 from ragkv.tune.contexts import Chunk, Mixture, ProseSource, Source, TextPassage
 from ragkv.tune.given import GivenQuestion, given_source
 from ragkv.tune.needles import NeedleSource
 from ragkv.tune.options import TuneOptions
-from ragkv.tune.report import Measured, Progress, as_json, held_out_sets, markdown, measure, needs_repair
+from ragkv.tune.report import Measured, Progress, as_json, held_out_sets, loss, markdown, measure, needs_repair
 from ragkv.tune.rows import RowMaker
 from ragkv.tune.training import RowBatches, Say, TunedAdapter, is_first_process, train, with_adapter
 
@@ -43,7 +47,8 @@ class TuneRun:
     """A run.
 
     Attributes:
-        source: The model; its adapter, if any, is gone on from.
+        source: The model. A LoRA run goes on from its LoRA adapter. A wrapper run takes that as a part of the model,
+            and goes on from its wrapper for every collection.
         out: Where the adapter goes.
         options: The training.
         device: As in `load_checkpoint`.
@@ -69,10 +74,17 @@ class TuneRun:
 
 @dataclass(frozen=True)
 class TuneOutcome:
-    """What a run made. report: a table in Markdown; "" where nothing was measured."""
+    """What a run made.
+
+    Attributes:
+        adapter: What was trained.
+        report: A table in Markdown; "" where nothing was measured.
+        refused: Why it was not saved; "" where it was.
+    """
 
     adapter: TunedAdapter
     report: str
+    refused: str = ""
 
 
 def tune(
@@ -93,25 +105,31 @@ def tune(
         ModelUnsupported: The model is not supported.
     """
     training, held_out = split_documents(passages)
-    before = None
+    before, sets = None, list[QuestionSet]()
     if run.report_contexts and is_first_process():
         say("measuring before")
-        before = _measured(_calibrated(run, run.source, progress), run, held_out, "before", progress)
-        if before is None:
+        model = _calibrated(run, run.source, progress)
+        sets = _held_out_sets(run, model, held_out)
+        if sets:
+            before = measure(model, sets, "before", progress)
+        else:
             say("no report: the rules find no questions in the held-out documents")
+        del model  # its weights leave the GPU before the training
     adapter = _train(run, training, given, say, progress)
     if not is_first_process():
         return TuneOutcome(adapter, "")
-    tuned = _calibrated(run, replace(run.source, adapter=str(run.out)), progress)
-    report = ""
+    tuned = _calibrated(run, _with_result(run), progress)
+    report = refused = ""
     if before is not None:
         say("measuring after")
-        after = _measured(tuned, run, held_out, "after", progress, before)
-        if after is not None:
-            tuned.profile = replace(tuned.profile, scout_repair="kept" if needs_repair(after) else "none")
-            report = _write_report(run, adapter, before, after)
-    tuned.profile.save(run.out / "profile.json")
-    return TuneOutcome(adapter, report)
+        after = measure(tuned, sets, "after", progress, before)
+        tuned.profile = replace(tuned.profile, scout_repair="kept" if needs_repair(after) else "none")
+        report, refused = _write_report(run, adapter, before, after), loss(before, after)
+    if refused:
+        (run.out / (WEIGHTS if run.options.kind == "lora" else FILE)).unlink()
+    else:
+        tuned.profile.save(run.out / "profile.json")
+    return TuneOutcome(adapter, report, refused)
 
 
 def split_documents(passages: Sequence[TextPassage]) -> tuple[list[TextPassage], list[TextPassage]]:
@@ -132,19 +150,37 @@ def _train(
     run: TuneRun, passages: Sequence[TextPassage], given: Sequence[GivenQuestion], say: Say, progress: Progress
 ) -> TunedAdapter:
     """Train and save the adapter."""
-    loaded = load_checkpoint(replace(run.source, adapter=""), run.device, "auto", None, run.cache)
-    _check_trainable(loaded.weights.config)
-    profile = _profile(run, loaded)
-    prompt = Prompt(loaded.tokenizer, profile)
+    taught, start = _split_source(run)
+    loaded = load_checkpoint(taught, run.device, "auto", None, run.cache)
+    check_trainable(loaded.weights.config)
+    profile, wrapper = _profile(run, loaded), None
+    if run.options.kind == "wrapper":
+        wrapper = read_wrapper(start) if start else new_wrapper(loaded.weights, run.options, loaded.weights_hash)
+        wrapper = replace(wrapper, base=loaded.weights_hash)
+    prompt = Prompt(loaded.tokenizer, profile, Wrappers({EVERY_COLLECTION: wrapper} if wrapper else {}))
     maker = RowMaker(loaded.tokenizer, prompt, profile.block, loaded.tokenizer.eos_token_id, run.options.drop)
     source = _sources(run, passages, given, maker, DecoderModel(loaded.weights, loaded.tokenizer, profile), progress)
     batches = RowBatches(source, maker, run.options, run.options.steps * run.options.accumulate)
     say("training")
-    start = Path(run.source.adapter) if run.source.adapter else None
-    model = with_adapter(loaded.weights, run.options, start)
-    found = train(model, batches, run.options, run.out, say)
+    model = with_adapter(loaded.weights, run.options, start, wrapper)
+    found = train(model, batches, run.options, run.out, say, loaded.weights_hash)
     _name_base(run.out / "adapter_config.json", run.source)
     return found
+
+
+def _split_source(run: TuneRun) -> tuple[ModelSource, Path | None]:
+    """Return the model whose weights are frozen, and the folder of what is gone on from."""
+    if run.options.kind == "lora":
+        return replace(run.source, adapter="", wrappers=()), Path(run.source.adapter) if run.source.adapter else None
+    own = dict(run.source.wrappers).get(EVERY_COLLECTION)
+    return replace(run.source, wrappers=()), Path(own) if own else None
+
+
+def _with_result(run: TuneRun) -> ModelSource:
+    """Return the model with what the run has made."""
+    if run.options.kind == "lora":
+        return replace(run.source, adapter=str(run.out), wrappers=())
+    return replace(run.source, wrappers=((EVERY_COLLECTION, str(run.out)),))
 
 
 def _sources(
@@ -172,13 +208,10 @@ def answer_fully(model: DecoderModel, chunks: Sequence[Chunk], question: str) ->
     return ask_all(model, [asked], [FULL], lambda *far: None)[0].answer
 
 
-def _check_trainable(config: Any) -> None:
-    """Raise ModelUnsupported for a model whose rows would be trained without its windows, caps or multipliers."""
-    if not is_wired(config):
-        known = ", ".join(name.removesuffix("ForCausalLM") for name in WIRED)
-        raise ModelUnsupported(
-            f"{architecture_of(config)} cannot be tuned; models that can, with full attention: {known}"
-        )
+def check_trainable(config: Any) -> None:
+    """Raise ModelUnsupported for a model with layers whose state would run from chunk to chunk of a row."""
+    if attention_layers(config) < config.num_hidden_layers:
+        raise ModelUnsupported(f"{architecture_of(config)} cannot be tuned: some of its layers have a state")
 
 
 def _profile(run: TuneRun, loaded: LoadedCheckpoint) -> Profile:
@@ -193,26 +226,19 @@ def _profile(run: TuneRun, loaded: LoadedCheckpoint) -> Profile:
 def _calibrated(run: TuneRun, source: ModelSource, progress: Progress) -> DecoderModel:
     """Return the model with its retrieval heads, which are looked for where they are not known."""
     model = DecoderModel.load(source, run.device, "auto", None, run.cache)
-    _check_trainable(model.config)
-    if model.profile.retrieval_heads and source.adapter == run.source.adapter:
+    check_trainable(model.config)
+    known = model.profile.retrieval_heads and source == run.source
+    if known or not model.compares_heads:
         return model
     sets = needle_sets(model, run.calibration)
     model.profile = calibrate(model, sets, progress, evidence=packaged_evidence).profile
     return model
 
 
-def _measured(
-    model: DecoderModel,
-    run: TuneRun,
-    held_out: Sequence[TextPassage],
-    when: Any,
-    progress: Progress,
-    before: Measured | None = None,
-) -> Measured | None:
-    """Ask about the held-out documents. Returns None where the rules find no questions in them."""
+def _held_out_sets(run: TuneRun, model: DecoderModel, held_out: Sequence[TextPassage]) -> list[QuestionSet]:
+    """Return questions about the held-out documents; none where the rules find none in them."""
     source = ProseSource(held_out, lambda chunk: len(model.prompt.chunk(*chunk)))
-    sets = held_out_sets(source, run.report_contexts, run.report_tokens, run.options.seed)
-    return measure(model, sets, when, progress, before.full if before else None) if sets else None
+    return held_out_sets(source, run.report_contexts, run.report_tokens, run.options.seed)
 
 
 def _write_report(run: TuneRun, adapter: TunedAdapter, before: Measured, after: Measured) -> str:

@@ -15,9 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ragkv.tune.attention import RowAttention, SdpaAttention
-from ragkv.tune.masks import RowBatch, full_mask, stored_mask
+from ragkv.errors import ModelUnsupported
+from ragkv.model.agreement import TOLERANCE, relative_error
+from ragkv.model.own_forward import behind_body
+from ragkv.model.supported import architecture_of
+from ragkv.tune.adapters import Adapted
+from ragkv.tune.attention import EagerAttention, RowAttention, RowWindows, SdpaAttention
+from ragkv.tune.masks import RowBatch, full_mask, stored_mask, unwrapped
 from ragkv.tune.options import TuneOptions
+from ragkv.tune.rows import PREFIX
+
+CHECKED = 64
+"""Tokens on which attention under a mask must agree with the model's own."""
 
 
 def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
@@ -39,11 +48,44 @@ class Student(nn.Module):
     Its state dict holds the adapter alone, so that a checkpoint is as small as the adapter.
     """
 
-    def __init__(self, model: Any, options: TuneOptions):
-        """Take a PeftModel around a causal language model, and what it learns: `teacher`, `answers`, `distilled`."""
+    def __init__(self, model: Adapted, options: TuneOptions):
+        """Take a model with what is trained, and what it learns: `teacher`, `answers`, `distilled`.
+
+        Raises:
+            ModelUnsupported: rows of the model cannot be computed under a mask.
+        """
         super().__init__()
         self.model, self._options = model, options
+        self._windows = RowWindows.of(model.get_base_model().config)
         self._attention: RowAttention = SdpaAttention()
+        self._attention = self._agreeing()
+        # Behind the body a model may scale logits or cap them.
+        self._logits_of = behind_body(model.get_base_model())
+        self.attend_with(self._attention)
+
+    @property
+    def takes_sdpa(self) -> bool:
+        """Whether rows may attend with SDPA, and so with flex attention."""
+        return self._attention.implementation == SdpaAttention.implementation
+
+    def _agreeing(self) -> RowAttention:
+        """Return the attention that computes a plain text, under a mask, as the model itself does."""
+        causal: Any = self.model.get_base_model()
+        ids = torch.arange(CHECKED, device=causal.device)[None] % causal.config.vocab_size
+        nothing = torch.zeros_like(ids)
+        prefix, seen = nothing + PREFIX, torch.zeros(1, 1, 1, dtype=torch.bool)
+        batch = RowBatch(ids, torch.arange(CHECKED, device=ids.device)[None], prefix, nothing, nothing, ids < 0, seen)
+        with torch.no_grad():
+            causal.set_attn_implementation("eager")
+            expected = causal.model(input_ids=ids, use_cache=False).last_hidden_state[0]
+            for attention in (SdpaAttention(), EagerAttention()):
+                try:
+                    self.attend_with(attention)
+                except ValueError:  # transformers knows that the model has no such attention
+                    continue
+                if relative_error(self._hidden(batch, [full_mask(batch)])[0], expected) <= TOLERANCE[causal.dtype]:
+                    return attention
+        raise ModelUnsupported(f"{architecture_of(causal.config)} cannot be tuned: it takes no mask of our own")
 
     def attend_with(self, attention: RowAttention) -> None:
         """Change how rows attend."""
@@ -92,24 +134,31 @@ class Student(nn.Module):
 
     def _from_base(self, batch: RowBatch, full: Tensor) -> dict[str, Tensor]:
         """Learn both readings from the model without the adapter, so that full attention stays what it is."""
+        as_before = unwrapped(batch)
         with torch.no_grad(), self.model.disable_adapter():
-            teacher = self._logits(batch, [full])[0]
+            teacher = self._logits(as_before, [full_mask(as_before)])[0]
         asks = self._logits(batch, [full, stored_mask(batch)])
         same, distilled = (distillation_loss(each, teacher) for each in asks)
         return {"loss": same + distilled, "answers": same.detach(), "distillation": distilled.detach()}
 
     def _logits(self, batch: RowBatch, masks: list[Tensor]) -> list[Tensor]:
         """Return the logits [n, vocabulary] at the targets, under each mask, in one forward pass."""
-        causal = self.model.get_base_model()
+        hidden = self._hidden(batch, masks)
+        return [self._logits_of(each[batch.targets]) for each in hidden.chunk(len(masks))]
+
+    def _hidden(self, batch: RowBatch, masks: list[Tensor]) -> Tensor:
+        """Return what enters the head [masks · R, T, hidden]."""
+        causal: Any = self.model.get_base_model()
         many = len(masks)
-        mask = self._attention.prepare(torch.cat(masks), torch.bfloat16 if batch.ids.is_cuda else causal.dtype)
-        hidden = causal.model(
+        dtype = torch.bfloat16 if batch.ids.is_cuda else causal.dtype
+        mask = self._windows.prepare(self._attention, batch, masks, dtype)
+        hidden: Tensor = causal.model(
             input_ids=batch.ids.repeat(many, 1),
             position_ids=batch.positions.repeat(many, 1),
             attention_mask=mask,
             use_cache=False,
         ).last_hidden_state
-        return [causal.lm_head(each[batch.targets]) for each in hidden.chunk(many)]
+        return hidden
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # two overloads
         """Return the trained tensors."""

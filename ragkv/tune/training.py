@@ -8,10 +8,8 @@ On several GPUs start one process for each (`torchrun -m ragkv.tune …`); every
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,17 +21,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
+from ragkv.model.wrapper import Wrapper
+from ragkv.tune.adapters import WrappedModel, save_adapter, with_lora, without_deprecations
 from ragkv.tune.attention import AttentionName, quicker, row_attention
 from ragkv.tune.contexts import Source
 from ragkv.tune.options import TuneOptions
 from ragkv.tune.rows import RowMaker, TrainingRow
 from ragkv.tune.student import Student
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The matrices that an adapter changes."""
-
-SCALE = 2.0
-"""An adapter adds SCALE · B A to a matrix, whatever its rank."""
+LEAST_ROWS_TOKENS = 1024
+"""Rows of one pass are not made shorter than this for want of memory."""
 
 Say = Callable[[str], None]
 
@@ -48,6 +45,7 @@ class TunedAdapter:
         tokens: Tokens of all rows.
         seconds: Time of the training alone, of this process since its start.
         losses: (step, loss) of the log.
+        gpu_bytes: Most memory of a GPU that was in use; 0 on a CPU.
     """
 
     folder: Path
@@ -55,6 +53,7 @@ class TunedAdapter:
     tokens: int
     seconds: float
     losses: tuple[tuple[int, float], ...]
+    gpu_bytes: int = 0
 
 
 class RowBatches(Dataset[dict[str, Tensor]]):
@@ -62,14 +61,19 @@ class RowBatches(Dataset[dict[str, Tensor]]):
 
     def __init__(self, source: Source, maker: RowMaker, options: TuneOptions, count: int):
         """Make `count` batches."""
-        self._source, self._maker, self._options, self._count = source, maker, options, count
+        self._source, self._maker, self.options, self._count = source, maker, options, count
 
     def __len__(self) -> int:
         return self._count
 
+    def halved(self) -> RowBatches:
+        """Return batches of half as many tokens, twice as many of which make a step."""
+        fewer = replace(self.options, rows_tokens=self.options.rows_tokens // 2, accumulate=2 * self.options.accumulate)
+        return RowBatches(self._source, self._maker, fewer, 2 * self._count)
+
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         """Return what `Student.forward` takes."""
-        options = self._options
+        options = self.options
         rng = Random(f"{options.seed}/{number}")
         length = rng.choices(*zip(*options.lengths, strict=True))[0]
         rows = []
@@ -90,22 +94,26 @@ def columns(rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
     return {"columns": torch.from_numpy(joined), "targets": torch.from_numpy(targets), "kept": torch.from_numpy(kept)}
 
 
-def train(model: Any, batches: RowBatches, options: TuneOptions, out: Path, say: Say) -> TunedAdapter:
+def train(model: Any, batches: RowBatches, options: TuneOptions, out: Path, say: Say, base: str = "") -> TunedAdapter:
     """Train an adapter; go on from the last checkpoint under `out`, if there is one.
 
     Args:
-        model: A PeftModel.
+        model: What `with_adapter` returns.
         batches: Rows; see `RowBatches`.
         options: The run.
         out: The folder: `adapter_config.json`, `adapter_model.safetensors`, `checkpoints/`.
         say: Is told the progress.
+        base: Hash of the weights, which the adapter carries.
     """
     transformers.utils.logging.set_verbosity_error()
     student = Student(model, options)
     if torch.cuda.is_available():
         student.cuda()
+        batches = fitting(student, batches, say)
+        options = batches.options
         student.compile_layers()
-        student.attend_with(row_attention(_quickest_attention(student, batches, say)))
+        if student.takes_sdpa:
+            student.attend_with(row_attention(_quickest_attention(student, batches, say)))
     clock = _Clock(options)
     trainer = transformers.Trainer(
         model=student,
@@ -121,29 +129,48 @@ def train(model: Any, batches: RowBatches, options: TuneOptions, out: Path, say:
     if found:
         say(f"going on from {found}")
     start = time.monotonic()
-    with _without_deprecations():
+    with without_deprecations():
         trainer.train(resume_from_checkpoint=found)
     seconds = time.monotonic() - start
     if trainer.is_world_process_zero():
-        _save(model, out)
+        save_adapter(model, out, base)
     history = [(int(each["step"]), float(each["loss"])) for each in trainer.state.log_history if "loss" in each]
     done = trainer.state.global_step
     tokens = done * options.rows_tokens * options.accumulate * trainer.args.world_size
-    return TunedAdapter(out, done, tokens, seconds, tuple(history))
+    memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return TunedAdapter(out, done, tokens, seconds, tuple(history), memory)
 
 
-def _save(model: Any, out: Path) -> None:
-    """Write the adapter in the dtype of the model's weights, which is what it is merged into."""
-    for value in model.parameters():
-        if value.requires_grad:
-            value.data = value.data.to(model.dtype)
-    model.save_pretrained(out, save_embedding_layers=False)  # else it looks for the base model on the hub
-    (out / "README.md").unlink(missing_ok=True)  # peft's form for a model card, with nothing filled in
+def fitting(student: Student, batches: RowBatches, say: Say) -> RowBatches:
+    """Return batches of so many tokens that a pass with its gradients fits the GPU's memory.
+
+    Raises:
+        torch.OutOfMemoryError: Not even the smallest fit.
+    """
+    while True:
+        try:
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = student(**_on_gpu(batches))["loss"]
+            loss.backward()
+            return batches
+        except torch.OutOfMemoryError:
+            longest = max(length for length, _ in batches.options.lengths)
+            if batches.options.rows_tokens // 2 < max(LEAST_ROWS_TOKENS, longest):
+                raise
+            batches = batches.halved()
+            say(f"memory: {batches.options.rows_tokens} tokens in a pass")
+        finally:
+            student.zero_grad()
+            torch.cuda.empty_cache()
+
+
+def _on_gpu(batches: RowBatches) -> dict[str, Tensor]:
+    return {name: value.cuda() for name, value in batches[0].items()} | {"stored": torch.tensor(True)}
 
 
 def _quickest_attention(student: Student, batches: RowBatches, say: Say) -> AttentionName:
     """Return the attention that trains this model, on a GPU, quickest there."""
-    tried = {name: each.cuda() for name, each in batches[0].items()} | {"stored": torch.tensor(True)}
+    tried = _on_gpu(batches)
 
     def attempt(name: AttentionName) -> None:
         student.attend_with(row_attention(name))
@@ -230,37 +257,16 @@ def _optimisers(student: Student, options: TuneOptions, clock: _Clock) -> tuple[
     return adam, torch.optim.lr_scheduler.LambdaLR(adam, clock.rate)
 
 
-def with_adapter(model: Any, options: TuneOptions, start: Path | None) -> Any:
-    """Return the model with a trainable adapter.
+def with_adapter(model: Any, options: TuneOptions, start: Path | None, wrapper: Wrapper | None = None) -> Any:
+    """Return the model with what is trained (`Adapted`); its own weights are frozen.
 
     Args:
-        model: A causal language model; its own weights are frozen.
-        options: Rank of a new adapter.
-        start: Folder of an adapter to go on from; None makes a new one, which changes nothing yet.
+        model: A causal language model.
+        options: What is trained.
+        start: Folder of a LoRA adapter to go on from; None makes a new one, which changes nothing yet.
+        wrapper: Wrapper tokens to begin with; None where a LoRA adapter is trained.
     """
-    import peft
-
-    with _without_deprecations():
-        return _with_adapter(peft, model, options, start)
-
-
-def _with_adapter(peft: Any, model: Any, options: TuneOptions, start: Path | None) -> Any:
-    from ragkv.tune.merged import CUSTOM
-
-    if start is not None:
-        known = peft.LoraConfig.from_pretrained(start)
-        known.inference_mode = False
-        known._register_custom_module(CUSTOM)
-        return peft.PeftModel.from_pretrained(model, start, is_trainable=True, config=known)
-    config = peft.LoraConfig(
-        r=options.rank,
-        lora_alpha=int(SCALE * options.rank),
-        target_modules=list(PROJECTIONS),
-        task_type=peft.TaskType.CAUSAL_LM,
-    )
-    config._register_custom_module(CUSTOM)
-    torch.manual_seed(options.seed)
-    return peft.get_peft_model(model, config)
+    return with_lora(model, options, start) if wrapper is None else WrappedModel(model, wrapper)
 
 
 def is_first_process() -> bool:
@@ -268,12 +274,3 @@ def is_first_process() -> bool:
     from accelerate import PartialState
 
     return bool(PartialState().is_main_process)
-
-
-@contextmanager
-def _without_deprecations() -> Iterator[None]:
-    """Hide what peft's and transformers' releases have to tell each other."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        warnings.filterwarnings("ignore", category=UserWarning, module="torch|peft|transformers|accelerate")
-        yield

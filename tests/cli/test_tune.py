@@ -28,7 +28,7 @@ def documents(folder: Path) -> Path:
 def test_documents_become_an_adapter_and_a_table(tmp_path: Path) -> None:
     tiny_folder(tmp_path / "model")
     documents(tmp_path)
-    small = ("--steps", "2", "--tokens", "512", "--length", "256", "--rank", "4", "--workers", "0")
+    small = ("--steps", "2", "--length", "256", "--rank", "4", "--workers", "0")
     done = tune(tmp_path, "docs", "--out", "adapter", *small, "--contexts", "1", "--gold")
     assert done.returncode == 0, done.stderr
     assert "| before | `full` |" in done.stdout
@@ -58,3 +58,13 @@ def test_what_cannot_be_done_is_one_line(tmp_path: Path, arguments: tuple[str, .
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_wrapper_tokens_are_tuned_for_a_collection(tmp_path: Path) -> None:
+    tiny_folder(tmp_path / "model")
+    documents(tmp_path)
+    small = ("--steps", "2", "--length", "256", "--workers", "0", "--contexts", "0")
+    done = tune(tmp_path, "docs", "--out", "wrapper", "--kind", "wrapper", *small)
+    assert done.returncode == 0, done.stderr
+    assert "RAGKV_ADAPTER=COLLECTION=wrapper" in done.stdout
+    assert (tmp_path / "wrapper" / "wrapper.safetensors").stat().st_size < 100_000

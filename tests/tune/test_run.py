@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import transformers
 
 from ragkv.engine.calibration import NeedleSetParams
 from ragkv.errors import InputError, ModelUnsupported
+from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.source import ModelSource
+from ragkv.tune import run as run_module
 from ragkv.tune.contexts import TextPassage
 from ragkv.tune.given import GivenQuestion
-from ragkv.tune.report import METHODS, Measured, ReportRow, needs_repair
+from ragkv.tune.report import METHODS, Measured, ReportRow, loss, needs_repair
 from ragkv.tune.run import TuneRun, split_documents, tune
-from tests import families
 from tests.tune.test_training import OPTIONS
 from tests.tune.tiny_folder import passages, tiny_folder
 
@@ -100,15 +100,80 @@ def test_whole_documents_are_held_out() -> None:
 @pytest.mark.parametrize(("unrepaired", "needed"), [(0.80, False), (0.795, False), (0.78, True)])
 def test_a_profile_asks_for_repair_where_answers_need_it(unrepaired: float, needed: bool) -> None:
     scores = {"full": 0.82, "reuse": 0.7, "scout:repair=kept": 0.80, "scout:repair=none": unrepaired}
-    rows = tuple(ReportRow("after", name, 10, f1, f1, f1, 1.0, 0.0) for name, f1 in scores.items())
-    assert needs_repair(Measured(rows, {})) is needed
+    rows = tuple(ReportRow("after", name, 10, f1, f1, 0.0, 0.0, 0.0, f1, 1.0, 0.0, 1.0) for name, f1 in scores.items())
+    assert needs_repair(Measured(rows, {}, {})) is needed
 
 
-def test_a_model_whose_layers_are_not_made_as_llamas_is_refused(folder: Path, tmp_path: Path) -> None:
-    """It would be trained without its windows, soft caps and multipliers."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    families.weights("granite", vocab_size=len(tokenizer), num_hidden_layers=2).save_pretrained(tmp_path / "granite")
-    tokenizer.save_pretrained(tmp_path / "granite")
-    run = TuneRun(ModelSource(str(tmp_path / "granite")), tmp_path / "out", OPTIONS, device="cpu")
-    with pytest.raises(ModelUnsupported, match="GraniteForCausalLM cannot be tuned"):
-        tune(run, passages(24), (), lambda line: None, lambda *far: None)
+@pytest.mark.parametrize(
+    ("method", "change", "words"),
+    [
+        ("full", -0.2, "full answers worse than before: -20.0 points of F1 (-20.0 … -20.0)"),
+        ("reuse", -0.2, "reuse answers worse"),
+        ("scout:repair=none", -0.2, "scout:repair=none answers worse"),
+        ("scout:repair=kept", -0.2, ""),
+        ("reuse", 0.2, ""),
+    ],
+)
+def test_what_is_surely_worse_is_refused(method: str, change: float, words: str) -> None:
+    scores = {name: {(0, number): 0.5 for number in range(9)} for name in METHODS}
+    after = {**scores, method: dict.fromkeys(scores[method], 0.5 + change)}
+    assert loss(Measured((), {}, scores), Measured((), {}, after)).startswith(words)
+    assert bool(words) == bool(loss(Measured((), {}, scores), Measured((), {}, after)))
+
+
+def test_what_may_be_chance_is_not_refused() -> None:
+    before = {name: {(0, number): 0.5 for number in range(9)} for name in METHODS}
+    after = {name: {**each, (0, 0): 0.0} for name, each in before.items()}
+    assert loss(Measured((), {}, before), Measured((), {}, after)) == ""
+
+
+def test_a_worse_adapter_is_not_left_in_the_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "loss", lambda before, after: "full answers worse")
+    options = replace(OPTIONS, steps=1, kind="wrapper")
+    run = TuneRun(
+        ModelSource(str(folder)),
+        tmp_path,
+        options,
+        "cpu",
+        report_contexts=1,
+        report_tokens=256,
+        calibration=CALIBRATION,
+    )
+    done = tune(run, passages(24), (), lambda line: None, lambda *far: None)
+    assert done.refused == "full answers worse"
+    assert not (tmp_path / "wrapper.safetensors").exists()
+    assert not (tmp_path / "profile.json").exists()
+    assert (tmp_path / "report.md").read_text() == done.report
+
+
+def test_wrapper_tokens_are_tuned_on_top_of_a_lora_adapter(folder: Path, tmp_path: Path) -> None:
+    lora = TuneRun(
+        ModelSource(str(folder)), tmp_path / "lora", OPTIONS, "cpu", report_contexts=0, calibration=CALIBRATION
+    )
+    tune(lora, passages(24), (), lambda line: None, lambda *far: None)
+    both = ModelSource(str(folder), str(tmp_path / "lora"))
+    options = replace(OPTIONS, steps=2, kind="wrapper", front=2, back=1)
+    run = TuneRun(both, tmp_path / "wrapper", options, "cpu", report_contexts=0, calibration=CALIBRATION)
+    tune(run, passages(24), (), lambda line: None, lambda *far: None)
+    model = DecoderModel.load(replace(both, wrappers=(("", str(tmp_path / "wrapper")),)), "cpu")
+    assert model.prompt.wrapper is not None
+    assert model.weights_hash == DecoderModel.load(both, "cpu").weights_hash
+    with pytest.raises(ModelUnsupported, match="trained for other weights"):
+        DecoderModel.load(ModelSource(str(folder), wrappers=(("", str(tmp_path / "wrapper")),)), "cpu")
+
+
+def test_a_lora_adapter_on_other_weights_is_told(folder: Path, tmp_path: Path) -> None:
+    run = TuneRun(
+        ModelSource(str(folder)), tmp_path / "lora", OPTIONS, "cpu", report_contexts=0, calibration=CALIBRATION
+    )
+    tune(run, passages(24), (), lambda line: None, lambda *far: None)
+    said: list[str] = []
+    load_checkpoint(ModelSource(str(folder), str(run.out)), "cpu", "float32", None, notify=said.append)
+    assert said == []
+    other = tiny_folder(tmp_path / "other")
+    config = json.loads((other / "config.json").read_text()) | {"rms_norm_eps": 1e-3}
+    (other / "config.json").write_text(json.dumps(config))
+    load_checkpoint(ModelSource(str(other), str(run.out)), "cpu", "float32", None, notify=said.append)
+    assert [line for line in said if "was trained on other weights" in line] == said != []

@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 
 from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.prompt import Prompt
+from ragkv.tune.adapters import PROJECTIONS
 from ragkv.tune.contexts import Context, ProseSource, Source
 from ragkv.tune.masks import RowBatch, full_mask, stored_mask
 from ragkv.tune.merged import MergedLora
 from ragkv.tune.options import TuneOptions
 from ragkv.tune.rows import DropParams, RowMaker
 from ragkv.tune.student import Student, answer_loss, distillation_loss
-from ragkv.tune.training import PROJECTIONS, RowBatches, TunedAdapter, train, with_adapter
+from ragkv.tune.training import RowBatches, TunedAdapter, train, with_adapter
 from tests.tune.tiny_folder import passages, tiny_folder
 
 OPTIONS = TuneOptions(
