@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragkv.tune.drafts import Draft
-from ragkv.tune.facts import ask, facts
-from ragkv.tune.hops import bridges, comparisons
-from ragkv.tune.twists import answers, twist
+from ragkv.evaluation.drafts import Draft
+from ragkv.evaluation.facts import ask, facts
+from ragkv.evaluation.hops import bridges, comparisons
+from ragkv.evaluation.twists import answers, twist
 
 UNKNOWN = "unknown"
 _WEIGHTS = {"when": 6.0, "where": 5.0, "who": 4.0, "agent": 4.0, "count": 3.0, "long": 3.0, "why": 2.0, "identify": 2.0,
