@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import anyio
 
-from ragkv.api.runtime.answer_history import AnswerHistory, RecordedAnswer
+from ragkv.api.runtime.answer_history import AnswerHistory, RecordedAnswer, every
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.api.runtime.undelivered import UndeliveredAnswers
 from ragkv.catalog import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder
@@ -28,7 +28,7 @@ from ragkv.ingest.jobs import Jobs
 from ragkv.ingest.loader import checked
 from ragkv.ingest.pipeline import content_hash, reader_of
 from ragkv.ingest.sandbox import allowance_of
-from ragkv.types import Chunk, Document, Filter, Key
+from ragkv.types import Chunk, Document, Filter, HourPrice, Key
 
 logger = logging.getLogger("ragkv.api")
 
@@ -36,6 +36,10 @@ PARSERS = 2
 """Uploaded files that are parsed at a time. Further ones wait; other requests do not."""
 WATCHERS = 64
 """Most clients that follow a job at a time."""
+EXAMPLES = 4
+"""Examples of questions that are offered for a collection."""
+_EXAMPLES = 64 * EXAMPLES
+"""Most examples of all collections."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class CatalogService:
         self.parsing = anyio.CapacityLimiter(PARSERS)
         self.allowed = allowance_of(limits)
         self._catalog, self._jobs, self._history = engine.catalog, jobs, history
+        self._examples = AnswerHistory(_EXAMPLES)
         self._prompt = engine.model.prompt
         self._reader = reader_of(engine)
         self._body_bytes = engine.body_bytes
@@ -99,6 +104,10 @@ class CatalogService:
     def find(self, collection: str, document_id: str) -> DocumentInfo | None:
         """See Catalog.find."""
         return self._catalog.find(collection, document_id)
+
+    def record_hour_price(self, price: HourPrice | None) -> None:
+        """See Catalog.record_hour_price."""
+        self._catalog.record_hour_price(price)
 
     def original(self, collection: str, document_id: str) -> Document:
         """See Catalog.original."""
@@ -184,14 +193,18 @@ class CatalogService:
             collections: The collections that have changed.
         """
         self.undelivered.check(collections)
-        self._history.remove(self._outdated(self._history.of(collections)).__contains__)
+        for history in (self._history, self._examples):
+            history.remove(self._outdated(history.of(collections)).__contains__)
 
-    def answers(self, tenant: str, limit: int, before: float) -> list[RecordedAnswer]:
+    def answers(
+        self, tenant: str, limit: int, before: float, which: Callable[[RecordedAnswer], bool] = every
+    ) -> list[RecordedAnswer]:
         """Return the tenant's answers that were given before that moment, newest first.
 
-        Answers from documents that another process deleted or replaced are dropped now.
+        Answers from documents that another process deleted or replaced are dropped now. For `which` see
+        `AnswerHistory.page`.
         """
-        while outdated := self._outdated(found := self._history.page(tenant, limit, before)):
+        while outdated := self._outdated(found := self._history.page(tenant, limit, before, which)):
             self._history.remove(outdated.__contains__)
         return found
 
@@ -203,6 +216,17 @@ class CatalogService:
         elif found is not None:
             return found
         raise NotFound(f"no answer {id!r} is remembered")
+
+    def keep_example(self, example: RecordedAnswer) -> None:
+        """Keep a question that a page may offer, with the answer that the service has given to it."""
+        self._examples.record(example)
+
+    def examples(self, collection: str) -> list[RecordedAnswer]:
+        """Return the examples of a collection, at most EXAMPLES, that its documents still answer."""
+        found = self._examples.of({collection})
+        if outdated := self._outdated(found):
+            self._examples.remove(outdated.__contains__)
+        return [each for each in found if each not in outdated][:EXAMPLES]
 
     def chunks(self, recorded: RecordedAnswer) -> list[Chunk | None]:
         """Return each chunk of an answer's map; None for one that is not stored now."""
