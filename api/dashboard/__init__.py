@@ -7,7 +7,7 @@
 
     ask.py          the Ask tab: form, thread, history       history.js     the questions at the side
     answer_card.py  a question and its answer                answer.js      the answer and its passages
-    examples.py     questions for an empty start             kvmap.js       the map of an answer's blocks
+    examples.py     questions that are answered              kvmap.js       the map of an answer's blocks
 
     documents.py    the Documents tab                        documents.js   the table
     jobs.py         the ingest jobs                          dropzone.js    uploads and their progress

@@ -11,7 +11,7 @@ from anyio import to_thread
 from nicegui import ui
 from nicegui.element import Element
 
-from ragkv.api.dashboard.answer_card import Place, place_of
+from ragkv.api.dashboard.answer_text import Place, place_of
 from ragkv.api.dashboard.buttons import quiet_button
 from ragkv.api.dashboard.formatting import count, size
 from ragkv.api.runtime.answer_history import RecordedAnswer

@@ -1,4 +1,4 @@
-"""Extractive questions about any prose, made by rules, to tune a reader on a user's own documents.
+"""Extractive questions about any prose, made by rules: to tune a reader on a user's documents, and as examples.
 
 A rule that is not sure gives nothing. Some questions need two sentences, some compare two chunks, and some have no
 answer in the chunks at all.
@@ -6,6 +6,7 @@ answer in the chunks at all.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Sequence
@@ -85,6 +86,34 @@ def questions(
         if found and found.text.lower() not in asked:
             asked[found.text.lower()] = found
     return _balanced(rng, list(asked.values()), shape.unknown)
+
+
+_PLAIN = QuestionShape(unknown=0, two=0, compare=0, keyword=0, lower=0, unmarked=0)
+_USUAL = re.compile(r"(?:Who|When|Where|Why|How many|How long|What year) ")
+"""How a question begins that reads as if a user had typed it."""
+
+
+def plain_questions(passages: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    """Simple questions about passages, about as many different ones as there are, the same for the same passages.
+
+    Args:
+        passages: Title and text of each.
+        count: How many questions to make at most.
+
+    Returns:
+        (question, answer), the shortest of each passage first.
+    """
+    rng, found = random.Random(0), list[list[tuple[str, str]]]()
+    for passage in passages:
+        made = questions(rng, [passage], _TRIED, shape=_PLAIN)
+        usual = [(each.text, each.answer) for each in made if _USUAL.match(each.text)]
+        found.append(sorted(usual, key=lambda each: len(each[0])))
+    turns = itertools.zip_longest(*found)
+    return [each for turn in turns for each in turn if each is not None][:count]
+
+
+_TRIED = 4
+"""Questions that are made of a passage, of which those with a usual beginning are taken."""
 
 
 def _balanced(rng: random.Random, asked: list[Asked], unknown: float) -> list[Asked]:
