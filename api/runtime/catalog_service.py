@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -36,6 +36,8 @@ PARSERS = 2
 """Uploaded files that are parsed at a time. Further ones wait; other requests do not."""
 WATCHERS = 64
 """Most clients that follow a job at a time."""
+QUESTION_TOKENS = 32
+"""Tokens of a usual question with its part of the prompt."""
 EXAMPLES = 4
 """Examples of questions that are offered for a collection."""
 _EXAMPLES = 64 * EXAMPLES
@@ -77,7 +79,9 @@ class CatalogService:
         self._examples = AnswerHistory(_EXAMPLES)
         self._prompt = engine.model.prompt
         self._reader = reader_of(engine)
-        self._body_bytes = engine.body_bytes
+        self._body_bytes, self._costs = engine.body_bytes, engine.costs
+        self._top_k = engine.settings.top_k
+        self._reuses = not engine.reuse_refused
         self._unreferenced: deque[Key] = deque()
         self.watchers = 0
         self.undelivered = UndeliveredAnswers(engine.catalog)
@@ -133,6 +137,41 @@ class CatalogService:
         counts = self._catalog.token_counts(infos[0].collection, [info.id for info in infos]) if infos else {}
         stored = [sum(map(self._body_bytes, counts.get(info.id, ()))) for info in infos]
         return [KVSizes(info.tokens * self.token_bytes, size) for info, size in zip(infos, stored, strict=True)]
+
+    def collection_kv(self, info: CollectionInfo) -> KVSizes:
+        """Return the bytes of the KV of a collection; `stored` is estimated from the mean length of its chunks."""
+        mean = -(-info.tokens // info.chunks) if info.chunks else 0
+        return KVSizes(info.tokens * self.token_bytes, info.chunks * self._body_bytes(mean) if mean else 0)
+
+    def question_saves(self, info: DocumentInfo) -> float | None:
+        """Estimate the seconds to the first token that one question over a document saves, by the costs measured here.
+
+        A question reads as many of its chunks as are retrieved, at most all. A full prefill reads their tokens; stored
+        KV has to be loaded, here as a whole, which a method that chooses blocks does not do.
+
+        Returns:
+            None where nothing was measured, or the model reuses no KV.
+        """
+        chunks = min(info.chunks, self._top_k)
+        tokens = info.tokens * chunks // max(1, info.chunks)
+        full = self._costs.full(tokens + QUESTION_TOKENS) - self._costs.full(QUESTION_TOKENS)
+        if not self._reuses or full <= 0:
+            return None
+        mean = tokens // chunks if chunks else 0
+        load = self._costs.load.at(chunks * self._body_bytes(mean)) if mean else 0.0
+        return max(0.0, full - load) / 1000
+
+    def read_again(self, collection: str, document_ids: Sequence[str]) -> list[Document]:
+        """Let these documents be ingested again; return them as they are stored. Those that are gone are left out."""
+        found = []
+        for document_id in document_ids:
+            try:
+                info, document = self._catalog.info_and_original(collection, document_id)
+            except NotFound:
+                continue
+            found.append(replace(document, source=info.source))
+        self._catalog.read_again(collection, [document.id for document in found])
+        return found
 
     def chunk_page(self, collection: str, document_id: str, after: int, limit: int) -> tuple[DocumentInfo, list[Chunk]]:
         """See Catalog.chunk_page."""

@@ -487,6 +487,12 @@ class Catalog:
             if not turns.remove(transaction, collection, conversation):
                 raise NotFound(f"collection {collection!r} has no conversation {conversation!r}")
 
+    @again_with_room
+    def read_again(self, collection: str, document_ids: Sequence[str]) -> None:
+        """Let the next ingest of these documents read them again, whatever model and chunk size have read them."""
+        with self.write() as transaction:
+            documents.read_again(transaction, collection, document_ids)
+
     # Price
 
     def hour_price(self) -> HourPrice | None:

@@ -348,6 +348,7 @@ def test_a_rating_is_kept_with_the_answer_and_taken_back(desk: Desk) -> None:
 def test_a_question_is_asked_again_with_full(desk: Desk) -> None:
     with desk.page("Ask") as page:
         answer = ask(page, QUESTIONS[0])
+        desk.newest()
         answer.get_by_role("button", name="Ask again with full").click()
         answers = page.get_by_role("region", name="Answer")
         expect(answers).to_have_count(2)
