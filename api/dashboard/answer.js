@@ -3,7 +3,16 @@
 let made = 0; // for ids
 const FEW = 3; // passages that are listed where none holds the answer
 
+// The tree of a passage of Markdown (passage_form.py), whose elements are from a list there.
+const Nodes = {
+  name: "Nodes",
+  props: { nodes: { type: Array, required: true } },
+  template: `<template v-for="(node, n) in nodes" :key="n"><template v-if="typeof node === 'string'">{{ node }}</template><component
+    v-else :is="node[0]" v-bind="node[1]"><Nodes v-if="node[2].length" :nodes="node[2]"></Nodes></component></template>`,
+};
+
 export default {
+  components: { Nodes },
   template: `
     <div class="answer-view" :aria-busy="busy">
       <h2 class="asked">{{ question }}</h2>
@@ -33,7 +42,8 @@ export default {
       </ol>
       <section v-if="shown" ref="passage" :id="name" class="passage" :aria-label="'Passage ' + shown.number">
         <header><b><span class="number">{{ shown.number }}</span>{{ shown.title }}</b><small>{{ shown.place }}</small></header>
-        <blockquote ref="text" tabindex="0" aria-label="Text of the passage"><component v-for="(part, n) in shown.parts"
+        <blockquote ref="text" tabindex="0" aria-label="Text of the passage" :class="shown.form"><Nodes v-if="shown.nodes"
+          :nodes="shown.nodes"></Nodes><component v-else v-for="(part, n) in shown.parts"
           :key="n" :is="part[1] ? 'mark' : 'span'">{{ part[0] }}</component></blockquote>
         <footer>
           <button type="button" class="link" @click="$emit('document', shown.number)">Open the document</button>

@@ -25,6 +25,7 @@ from ragkv.api.dashboard.answer_text import (
     to_source,
 )
 from ragkv.api.dashboard.formatting import percent
+from ragkv.api.dashboard.passage_form import DRAWN, drawn, form_of
 from ragkv.api.runtime.answer_history import Rating, RecordedAnswer
 from ragkv.api.runtime.catalog_service import CatalogService
 from ragkv.api.runtime.engine_thread import EngineThread
@@ -121,10 +122,22 @@ class AnswerCard:
         citations = recorded.answer.citations
         if citations:
             self._cited = [(each.document_id, cited_place(each)) for each in citations]
-            return [to_source(number, citation) for number, citation in enumerate(citations, start=1)]
-        chunks = [each for each in await to_thread.run_sync(self._service.chunks, recorded) if each is not None]
-        self._cited = [(each.document_id, (each.span.start, each.text) if each.span else None) for each in chunks]
-        return [searched_source(number, chunk) for number, chunk in enumerate(chunks, start=1)]
+            found = [to_source(number, citation) for number, citation in enumerate(citations, start=1)]
+        else:
+            chunks = [each for each in await to_thread.run_sync(self._service.chunks, recorded) if each is not None]
+            self._cited = [(each.document_id, (each.span.start, each.text) if each.span else None) for each in chunks]
+            found = [searched_source(number, chunk) for number, chunk in enumerate(chunks, start=1)]
+        await to_thread.run_sync(self._add_forms, recorded.collection, found)
+        return found
+
+    def _add_forms(self, collection: str, passages: list[dict[str, Any]]) -> None:
+        """Add the form of each passage, and of Markdown the tree of its elements."""
+        for passage, (document_id, _) in zip(passages, self._cited, strict=True):
+            info = self._service.find(collection, document_id)
+            text = "".join(part for part, _ in passage["parts"])
+            passage["form"] = form_of(document_id, info.metadata if info else {}, text)
+            if passage["form"] == DRAWN:
+                passage["nodes"] = drawn(passage["parts"])
 
     async def _open_cited(self, number: int) -> None:
         """Open the document of a passage at its place. number: as in `to_source`."""

@@ -14,6 +14,7 @@ from nicegui.element import Element
 from ragkv.api.dashboard.answer_text import Place, place_of
 from ragkv.api.dashboard.buttons import quiet_button
 from ragkv.api.dashboard.formatting import NONE, count, duration, size
+from ragkv.api.dashboard.passage_form import form_of
 from ragkv.api.runtime.answer_history import RecordedAnswer
 from ragkv.api.runtime.catalog_service import KVSizes
 from ragkv.api.runtime.engine_thread import EngineThread
@@ -140,7 +141,8 @@ class _ChunkList:
         with ui.element("section").classes("chunk"):
             place = place_of(chunk, chunk.id, self._info.title)
             ui.label(f"{place} · {count(len(chunk.tokens))} tokens").classes("note")
-            ui.label(chunk.text).classes("text")
+            face = form_of(self._info.id, self._info.metadata, chunk.text)
+            ui.label(chunk.text).classes(f"text {face}")
 
 
 def answers_from(engine_thread: EngineThread, tenant: Tenant, collection: str, id: str) -> list[RecordedAnswer]:

@@ -78,7 +78,7 @@ def top(
         bool, typer.Option("--once", help="Show it once and exit; the default if stdout is not a terminal.")
     ] = False,
 ) -> int:
-    """Watch a service: cache hits, ratios, times to the first token, rates, and what waits. Ctrl-C ends it."""
+    """Watch a service: times to the first token, what was saved, ratios, rates, and what waits. Ctrl-C ends it."""
     settings = settings_from(url=url, key=key)
     from ragkv.client import Client
 
