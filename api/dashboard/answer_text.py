@@ -137,17 +137,17 @@ def deciding_of(answer: Answer, passages: Sequence[dict[str, Any]]) -> dict[str,
     """
     if not needs_search(answer):
         return None
-    for each in passages:
-        if marked := [part for part, holds in each["parts"] if holds]:
-            return _sentence("This sentence decides:", each, marked[0])
+    for passage in passages:
+        if marked := [part for part, holds in passage["parts"] if holds]:
+            return _sentence("This sentence decides:", passage, marked[0])
     sought, most, found = stems(answer.question), 1 / 3, None
-    for each in passages:
-        text, title = "".join(part for part, _ in each["parts"]), stems(each["title"])
+    for passage in passages:
+        text, title = "".join(part for part, _ in passage["parts"]), stems(passage["title"])
         for start, end in sentences(text):
             of_sentence = sought & stems(text[start:end])
             share = len(sought & (of_sentence | title)) / len(sought) if of_sentence else 0.0
             if share > most:
-                most, found = share, _sentence("No sentence decides. The closest one:", each, text[start:end])
+                most, found = share, _sentence("No sentence decides. The closest one:", passage, text[start:end])
     return found
 
 

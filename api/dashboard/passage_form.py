@@ -21,7 +21,7 @@ Part = tuple[str, bool]
 Node = Any
 """A text, or [tag, attributes, nodes]."""
 
-FIXED, DRAWN, PROSE = "fixed", "drawn", "prose"
+FIXED, DRAWN, PROSE = "monospaced", "drawn", "prose"
 """Forms of a passage: a fixed face, a tree of elements, or text as it is."""
 _OPEN, _CLOSE = "\ue000", "\ue001"
 """Stand around marked words while Markdown is parsed: private characters, which no syntax knows."""

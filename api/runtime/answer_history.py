@@ -104,9 +104,9 @@ class AnswerHistory:
             which: Returns whether an answer is wanted.
         """
         with self._lock:
-            newest = list(reversed(self._answers.values()))
-        wanted = (each for each in newest if each.tenant == tenant and each.when < before and which(each))
-        return list(itertools.islice(wanted, limit))
+            newest = reversed(self._answers.values())
+            wanted = (each for each in newest if each.tenant == tenant and each.when < before and which(each))
+            return list(itertools.islice(wanted, limit))
 
     def find(self, tenant: str, id: str) -> RecordedAnswer | None:
         """Return the tenant's answer to this request, or None."""

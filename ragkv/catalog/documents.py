@@ -146,8 +146,10 @@ def all_documents(
     """Return the documents of one collection, or of all (None), in this order; by default by (collection, id)."""
     shape, parameters = attributes.condition(transaction, collection or "", None)
     words = _words(transaction, order.words)
-    listing = _Listing(shape, order.sort, order.descending, collection is None, words=len(words))
-    return [_info(row) for row in transaction.execute(_listing(listing), {**parameters, **words})]
+    folder = {"folder": order.folder} if order.folder else {}
+    whole = collection is None
+    listing = _Listing(shape, order.sort, order.descending, whole, words=len(words), folder=bool(folder))
+    return [_info(row) for row in transaction.execute(_listing(listing), {**parameters, **words, **folder})]
 
 
 def page(

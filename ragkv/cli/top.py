@@ -145,8 +145,8 @@ def frame(record: TopRecord, url: str, fault: str) -> RenderableType:
     listed = [span for span in spans if span is not None]
     for span in listed:
         table.add_column("since the start" if span is listed[-1] else f"last {span.seconds:.0f} s", justify="right")
-    for each in FIGURES:
-        table.add_row(each.name, *(shown(each, span.sums, seen.price) for span in listed))
+    for figure in FIGURES:
+        table.add_row(figure.name, *(shown(figure, span.sums, seen.price) for span in listed))
     for name, detail in DETAILS:
         table.add_row(name, *(detail(span) for span in listed))
     status = Text(printable(fault), style="bold red") if fault else _state(seen)

@@ -107,8 +107,12 @@ def test_a_passage_of_markdown_is_drawn_and_a_table_of_text_stands_in_a_fixed_fa
             expect(text.locator("mark").first).to_be_visible()
         assert "|" not in text.inner_text()
         answer.locator(".source").filter(has_text="Tides").click()
-        fixed = answer.locator(".passage blockquote.fixed")
+        fixed = answer.locator(".passage blockquote.monospaced")
         expect(fixed).to_be_visible()
         assert fixed.inner_text() == TABLE
+        inside, around = fixed.bounding_box(), answer.locator(".passage").bounding_box()
+        assert inside is not None
+        assert around is not None
+        assert around["y"] < inside["y"] < inside["y"] + inside["height"] < around["y"] + around["height"]
         assert "mono" in fixed.evaluate("each => getComputedStyle(each).fontFamily").lower()
         choose_option(page, "Collection", "default (2)")
