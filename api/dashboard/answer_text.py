@@ -147,7 +147,7 @@ def deciding_of(answer: Answer, passages: Sequence[dict[str, Any]]) -> dict[str,
             of_sentence = sought & stems(text[start:end])
             share = len(sought & (of_sentence | title)) / len(sought) if of_sentence else 0.0
             if share > most:
-                most, found = share, _sentence("No sentence decides. The closest one:", passage, text[start:end])
+                most, found = share, _sentence("The closest sentence:", passage, text[start:end])
     return found
 
 

@@ -39,7 +39,7 @@ def test_without_a_sentence_that_decides_the_closest_one_is_shown() -> None:
     shown = deciding_of(answer, [to_source(1, cited)])
     assert shown is not None
     assert shown["text"] == "It was designed by Ines Halloran."
-    assert shown["said"].startswith("No sentence decides")
+    assert shown["said"] == "The closest sentence:"
     assert NOT_HELD not in describe_answer(answer, 0.0)
     assert deciding_of(replace(answer, question="Who rules?"), [to_source(1, cited)]) is None
     assert deciding_of(replace(answer, answer="Ines Halloran", report=replace(report, held=1.0)), []) is None
