@@ -1,7 +1,7 @@
 """Examples of questions for an empty start: the service has asked them itself, and knows that it answers them.
 
-Rules make questions from passages of the collection, each with its answer. The engine answers them while nobody else
-asks. A question is offered where the answer is the expected one, a passage holds it, and the
+Rules make questions from passages of the collection, each with its answer. The engine answers them while it has
+nothing else to do. A question is offered where the answer is the expected one, a passage holds it, and the
 confidence, if the model was measured, is one that the page calls likely. Metrics, history and quotas do not have these
 answers.
 """
@@ -34,7 +34,7 @@ TRIED = 16
 KNOWN = 64
 """Collections whose examples are remembered."""
 _PAUSE = 0.5
-"""Seconds between two looks whether somebody else asks."""
+"""Seconds between two looks whether the engine has something else to do."""
 
 logger = logging.getLogger("ragkv.api")
 
@@ -59,13 +59,21 @@ class ExampleFinder:
         """
         state = (info.documents, info.tokens)
         found = await to_thread.run_sync(self._service.examples, info.name)
-        if len(found) < EXAMPLES and self._tried.get(info.name) != state and not self.searching(info.name):
+        known = len(found) >= EXAMPLES or self._tried.get(info.name) == state
+        if not known and not self.searching(info.name) and self._idle:
             self._tried[info.name] = state
             self._tried.move_to_end(info.name)
             while len(self._tried) > KNOWN:
                 self._tried.popitem(last=False)
             self._searches[info.name] = asyncio.create_task(self._search(info.name))
         return [each.answer.question for each in found]
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nobody asks and no document is ingested."""
+        health = self._engine_thread.health()
+        ingests = health.get("documents_waiting") or health.get("jobs_running")
+        return not (health["waiting"] or health["running"] or ingests)
 
     @property
     def _service(self) -> CatalogService:
@@ -84,8 +92,8 @@ class ExampleFinder:
             del self._searches[collection]
 
     async def _try(self, collection: str, question: str, expected: str) -> None:
-        """Ask a question when nobody else does, and keep it if the answer is right."""
-        while (health := self._engine_thread.health())["waiting"] or health["running"]:
+        """Ask a question when the engine has nothing else to do, and keep it if the answer is right."""
+        while not self._idle:
             await asyncio.sleep(_PAUSE)
         origin = AnswerOrigin()
         future = self._engine_thread.ask(question, AskOptions(collection), origin=origin, rehearsed=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from playwright.sync_api import expect
 
-from ragkv.api.dashboard.examples import convincing
+from ragkv.api.dashboard.examples import ExampleFinder, convincing
+from ragkv.catalog import CollectionInfo
 from ragkv.engine.service_rules import rule_report
 from ragkv.evaluation.questions import plain_questions
 from ragkv.passages import Citation, Mark
@@ -48,6 +51,30 @@ def test_simple_questions_begin_as_users_ask_and_each_passage_has_its_turn() -> 
     assert made == plain_questions(passages, 16)
     assert {question.split()[0] for question, _ in made} <= {"Who", "When", "Where", "Why", "How", "What"}
     assert ["Tarn" in question for question, _ in made[:2]] == [True, False]
+
+
+class BusyThread:
+    """An engine thread that has something to do, as far as an ExampleFinder sees it."""
+
+    def __init__(self, **health: int):
+        self._health = {"waiting": 0, "running": 0, "documents_waiting": 0, **health}
+        self.catalog_service = self
+
+    def health(self) -> dict[str, int]:
+        return self._health
+
+    def examples(self, collection: str) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize("busy", ["waiting", "running", "documents_waiting", "jobs_running"])
+def test_no_example_is_tried_while_somebody_asks_or_a_document_is_ingested(busy: str) -> None:
+    async def searches() -> bool:
+        finder = ExampleFinder(cast("Any", BusyThread(**{busy: 1})))
+        assert await finder.questions(CollectionInfo("default", 3, 3, 90)) == []
+        return finder.searching("default")
+
+    assert not asyncio.run(searches())
 
 
 def test_examples_are_answered_with_the_expected_words_and_not_counted(desk: Desk) -> None:
