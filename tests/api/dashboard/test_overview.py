@@ -122,6 +122,7 @@ def test_a_term_is_explained_to_the_mouse_and_to_the_keyboard(desk: Desk) -> Non
 
 
 def test_a_listed_answer_opens_with_its_map(desk: Desk) -> None:
+    desk.ask(QUESTIONS[1])
     with desk.page("Overview") as page:
         row = page.get_by_role("row", name=QUESTIONS[1]).first
         expect(row).to_contain_text("Otto Lindqvist")
