@@ -10,6 +10,7 @@ Axis letters in shapes, used in every docstring of the project:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NewType
@@ -80,6 +81,35 @@ class Document:
     collection: str = "default"
     pages: tuple[tuple[int, int], ...] = ()
     source: str = ""
+
+
+_PRICE = re.compile(r"(\d{1,7}(?:\.\d{1,4})?) ?([^\s\d]{0,8})")
+
+
+@dataclass(frozen=True)
+class HourPrice:
+    """What an hour of the machine costs.
+
+    Attributes:
+        amount: More than 0.
+        currency: At most 8 characters; "" where it is not told.
+    """
+
+    amount: float
+    currency: str = ""
+
+    @staticmethod
+    def read(text: str) -> HourPrice | None:
+        """Read `2.50 USD`; None for any other text, and for 0."""
+        found = _PRICE.fullmatch(text.strip())
+        return HourPrice(float(found[1]), found[2]) if found and float(found[1]) else None
+
+    def of(self, seconds: float) -> float:
+        """Return what so many seconds cost."""
+        return self.amount * seconds / 3600
+
+    def __str__(self) -> str:
+        return f"{self.amount:g} {self.currency}".rstrip()
 
 
 @dataclass(frozen=True)

@@ -11,28 +11,35 @@ from nicegui import ui
 from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
-from ragkv.api.dashboard.formatting import duration, percent
-from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.dashboard.answer_text import (
+    OpenDocument,
+    Place,
+    cited_place,
+    deciding_of,
+    describe_answer,
+    describe_report,
+    describe_searched,
+    needs_search,
+    place_of,
+    searched_source,
+    to_source,
+)
+from ragkv.api.dashboard.formatting import percent
+from ragkv.api.dashboard.passage_form import DRAWN, drawn, form_of
+from ragkv.api.runtime.answer_history import Rating, RecordedAnswer
 from ragkv.api.runtime.catalog_service import CatalogService
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.schemas.history import to_answer_map
-from ragkv.passages import Citation
-from ragkv.report import NOT_HELD, Answer, Report, describe_confidence
-from ragkv.types import Chunk
-
-Place = tuple[int, str]
-"""A place in a document: an offset, and the words that stand there."""
-OpenDocument = Callable[[str, str, Place | None], Any]
-"""Shows a document in the viewer. Arguments: internal name of the collection, id of the document, place to show."""
 
 
 class AnswerView(Element, component="answer.js"):
     """A question, its answer and its passages, drawn by answer.js, which names the properties."""
 
-    def __init__(self, question: str, on_document: Callable[[int], Any]):
+    def __init__(self, question: str, on_document: Callable[[int], Any], on_rate: Callable[[str], Any]):
         super().__init__()
         self._props["question"] = question
         self.on("document", lambda event: on_document(int(event.args)))
+        self.on("rate", lambda event: on_rate(str(event.args)))
 
     def show(self, **props: Any) -> None:
         """Change some properties."""
@@ -50,13 +57,36 @@ class KVMapView(Element, component="kvmap.js"):
 class AnswerCard:
     """A question on the page. Built in the current element."""
 
-    def __init__(self, engine_thread: EngineThread, question: str, open_document: OpenDocument):
-        self._service: CatalogService = engine_thread.catalog_service
+    def __init__(
+        self,
+        engine_thread: EngineThread,
+        question: str,
+        open_document: OpenDocument,
+        ask_again: Callable[[str], Any] | None = None,
+    ):
+        """Show the question.
+
+        Args:
+            engine_thread: Has the answers and the documents.
+            question: The question.
+            open_document: Shows a document.
+            ask_again: Asks a question again with the method `full`; None where this is not offered.
+        """
+        self._engine_thread, self._service = engine_thread, engine_thread.catalog_service
         self._open_document = open_document
         self._recorded: RecordedAnswer | None = None
         with ui.element("article").classes("turn").props('role=region aria-label="Answer"') as self._element:
-            self._view = AnswerView(question, self._open_cited)
+            self._view = AnswerView(question, self._open_cited, self._rate)
             self._view.props("aria-live=polite")
+        self._cited: list[tuple[str, Place | None]] = []
+        self._asks_again = ask_again is not None
+        if ask_again is not None:
+            self._view.on("again", lambda: ask_again(question), args=[])
+
+    @property
+    def recorded(self) -> RecordedAnswer | None:
+        """The answer with its rating; None before it is there."""
+        return self._recorded
 
     def show(self, **props: Any) -> None:
         """Change what is shown while the answer is on its way: `text`, `note`, `fault`, `busy`."""
@@ -71,22 +101,61 @@ class AnswerCard:
         """
         self._recorded = recorded
         answer = recorded.answer
-        sources = [to_source(number, citation) for number, citation in enumerate(answer.citations, start=1)]
+        sources = await self._passages(recorded)
         self._view.show(
             text=answer.answer,
             note=describe_answer(answer, recorded.full_ms),
             busy=False,
             fault="",
             sources=sources,
+            searched=describe_searched(answer) if needs_search(answer) else "",
+            deciding=deciding_of(answer, sources),
+            actions=True,
+            again=self._asks_again and answer.report.method != "full",
+            rating=recorded.rating,
         )
         with self._element:
             await _add_map(self._service, recorded, with_map)
 
+    async def _passages(self, recorded: RecordedAnswer) -> list[dict[str, Any]]:
+        """Return the passages of an answer; of one that cites nothing, those that were searched."""
+        citations = recorded.answer.citations
+        if citations:
+            self._cited = [(each.document_id, cited_place(each)) for each in citations]
+            found = [to_source(number, citation) for number, citation in enumerate(citations, start=1)]
+        else:
+            chunks = [each for each in await to_thread.run_sync(self._service.chunks, recorded) if each is not None]
+            self._cited = [(each.document_id, (each.span.start, each.text) if each.span else None) for each in chunks]
+            found = [searched_source(number, chunk) for number, chunk in enumerate(chunks, start=1)]
+        await to_thread.run_sync(self._add_forms, recorded.collection, found)
+        return found
+
+    def _add_forms(self, collection: str, passages: list[dict[str, Any]]) -> None:
+        """Add the form of each passage, and of Markdown the tree of its elements."""
+        for passage, (document_id, _) in zip(passages, self._cited, strict=True):
+            info = self._service.find(collection, document_id)
+            text = "".join(part for part, _ in passage["parts"])
+            passage["form"] = form_of(document_id, info.metadata if info else {}, text)
+            if passage["form"] == DRAWN:
+                passage["nodes"] = drawn(passage["parts"])
+
     async def _open_cited(self, number: int) -> None:
-        """Open the document of a citation where it was cited. number: as in `to_source`."""
-        assert self._recorded is not None, "there are no citations before the answer"
-        citation = self._recorded.answer.citations[number - 1]
-        await self._open_document(self._recorded.collection, citation.document_id, cited_place(citation))
+        """Open the document of a passage at its place. number: as in `to_source`."""
+        assert self._recorded is not None, "there are no passages before the answer"
+        document_id, place = self._cited[number - 1]
+        await self._open_document(self._recorded.collection, document_id, place)
+
+    async def _rate(self, rating: str) -> None:
+        """Keep what the user thinks of the answer with it."""
+        assert self._recorded is not None, "there is nothing to rate before the answer"
+        chosen: Rating = "up" if rating == "up" else "down" if rating == "down" else ""
+        history, recorded = self._engine_thread.history, self._recorded
+        rated = await to_thread.run_sync(history.rate, recorded.tenant, recorded.id, chosen)
+        if rated is None:
+            ui.notify("This answer is no longer kept.")
+        else:
+            self._recorded = rated
+            self._view.show(rating=rated.rating)
 
 
 async def _add_map(service: CatalogService, recorded: RecordedAnswer, opened: bool) -> None:
@@ -123,91 +192,3 @@ async def show_map(service: CatalogService, recorded: RecordedAnswer) -> None:
         place_of(chunk, shown.chunk_id, shown.title) for chunk, shown in zip(chunks, recorded.map.chunks, strict=True)
     ]
     KVMapView(to_answer_map(recorded, texts), places)
-
-
-def to_source(number: int, citation: Citation) -> dict[str, Any]:
-    """Return what answer.js shows of a citation. number: the number that the page cites it by, from 1."""
-    return {
-        "number": number,
-        "title": citation.title or citation.document_id,
-        "place": describe_place(citation.chunk, citation.heading, citation.page, citation.title),
-        "holds": bool(citation.marks),
-        "parts": split_at_marks(citation),
-    }
-
-
-def cited_place(citation: Citation) -> Place | None:
-    """Return the first words of the answer in a citation; without any, its whole text. None if its place is unknown."""
-    if citation.start is None:
-        return None
-    if not citation.marks:
-        return citation.start, citation.text
-    mark = citation.marks[0]
-    return mark.start, citation.text[mark.start - citation.start : mark.end - citation.start]
-
-
-def split_at_marks(citation: Citation) -> list[tuple[str, bool]]:
-    """Split the text of a citation into (part, whether it is marked). The parts together are the text."""
-    text, position, parts = citation.text, 0, list[tuple[str, bool]]()
-    for mark in citation.marks:
-        start, end = (max(position, offset - (citation.start or 0)) for offset in (mark.start, mark.end))
-        parts += [(text[position:start], False), (text[start:end], True)]
-        position = max(start, end)
-    return [part for part in (*parts, (text[position:], False)) if part[0]]
-
-
-def describe_place(chunk: int, heading: str | None, page: int | None, title: str) -> str:
-    """Say where a chunk stands in its document.
-
-    Args:
-        chunk: Position of the chunk, from 0.
-        heading: Heading that it stands under.
-        page: Number of its page.
-        title: Title that is shown beside the place. A heading that only repeats it is left out.
-    """
-    places = (page and f"page {page}", heading if heading != title else "", f"chunk {chunk + 1}")
-    return " · ".join(place for place in places if place)
-
-
-def place_of(chunk: Chunk | None, chunk_id: str, title: str) -> str:
-    """Say where a chunk stands in its document, as far as it is known.
-
-    Args:
-        chunk: The chunk; None if it is no longer stored.
-        chunk_id: Its id.
-        title: As in `describe_place`.
-    """
-    span = chunk.span if chunk else None
-    ordinal = chunk.ordinal if chunk else int(chunk_id.rpartition("#")[2])
-    return describe_place(ordinal, span.heading if span else None, span.page if span else None, title)
-
-
-def describe_answer(answer: Answer, full_ms: float) -> str:
-    """Say how sure an answer is and how long its first token took, beside the time without stored KV.
-
-    Args:
-        answer: The answer.
-        full_ms: Estimated milliseconds with full recompute; 0 if unknown.
-    """
-    report = answer.report
-    nothing = "" if answer.citations else "The passages that were found do not say. "
-    if report.held == 0 and not report.abstained:
-        nothing = f"{NOT_HELD} "
-    sure = "" if report.confidence is None else f"{describe_confidence(report.confidence).capitalize()}. "
-    took = f"First token after {duration(report.timings_ms.ttft / 1000)}"
-    without = f"; a full recompute would take about {duration(full_ms / 1000)}." if full_ms else "."
-    return f"{nothing}{sure}{took}{without}"
-
-
-def describe_report(report: Report) -> str:
-    """Describe how an answer was read in one line."""
-    ratios, selection = report.ratios, report.selection
-    parts = [
-        f"Method {report.method}",
-        f"chunks in the cache {percent(ratios.cache_hit)}",
-        f"bytes loaded {percent(ratios.load)}",
-    ]
-    if selection.promised is not None:
-        kinds = ", ".join(selection.evidence)
-        parts.append(f"blocks chosen by {kinds}, {percent(selection.promised)} of the evidence kept")
-    return " · ".join(parts)

@@ -9,7 +9,8 @@ from anyio import to_thread
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-from ragkv.api.dashboard.answer_card import AnswerCard, OpenDocument
+from ragkv.api.dashboard.answer_card import AnswerCard
+from ragkv.api.dashboard.answer_text import OpenDocument
 from ragkv.api.dashboard.buttons import quiet_button
 from ragkv.api.dashboard.formatting import duration, percent
 from ragkv.api.runtime.answer_history import RecordedAnswer

@@ -13,12 +13,13 @@ from typing import Any
 from anyio import to_thread
 from fastapi import FastAPI
 from nicegui import ui
-from nicegui.element import Element
-from nicegui.events import GenericEventArguments
 
-from ragkv.api.dashboard.answer_card import AnswerCard, OpenDocument
+from ragkv.api.dashboard.answer_card import AnswerCard
+from ragkv.api.dashboard.answer_text import OpenDocument
 from ragkv.api.dashboard.buttons import confirm_deletion, main_button, quiet_button
-from ragkv.api.dashboard.examples import EXAMPLES, example_questions
+from ragkv.api.dashboard.export import as_json, as_markdown
+from ragkv.api.dashboard.history import HistoryPanel
+from ragkv.api.dashboard.start import StartPanel
 from ragkv.api.errors import fault_of
 from ragkv.api.middleware.rate_limit import quota_fault
 from ragkv.api.runtime.answer_history import RecordedAnswer
@@ -28,28 +29,12 @@ from ragkv.api.runtime.peers import Peers
 from ragkv.api.runtime.rate_limits import RateLimiter
 from ragkv.api.runtime.request_context import RequestContext, bind
 from ragkv.api.runtime.tenants import Tenant
-from ragkv.api.schemas.history import QUESTION_CHARS
 from ragkv.config import Settings
-from ragkv.engine.registry import ALONE
+from ragkv.engine.registry import ALONE, FULL
 from ragkv.errors import NotFound
 from ragkv.types import AskOptions
 
-LATEST = 30
-"""Questions at the side."""
 _REMEMBER = "The model also reads the questions and answers above that were asked with this on."
-
-
-class HistoryList(Element, component="history.js"):
-    """The latest questions of a tenant."""
-
-    def __init__(self, on_open: Callable[[GenericEventArguments], Any]):
-        super().__init__()
-        self._props["items"] = []
-        self.on("open", on_open)
-
-    def show(self, **props: Any) -> None:
-        """Change some properties."""
-        self._props.update(props)
 
 
 class AskPanel:
@@ -60,25 +45,28 @@ class AskPanel:
         self._limiter: RateLimiter = app.state.limiter
         self._settings: Settings = app.state.settings
         self._peers: Peers = app.state.peers
-        self._tenant, self._open_document, self._add_documents = tenant, open_document, add_documents
+        self._tenant, self._open_document = tenant, open_document
         self._stream: AnswerStream | None = None
         self._conversation = _new_name()
         self._held: tuple[str, str] | None = None  # collection and name of the shown conversation, if turns are kept
-        self._shown_history: list[float] = []
-        self._shown_examples = ""
+        self._cards: list[AnswerCard] = []
         with ui.element("div").classes("ask"):
             with ui.element("aside").props('aria-label="History"'):
                 ui.button("New conversation", icon="add", on_click=self._start_anew).props("no-caps flat").classes(
                     "new"
                 )
                 self._delete = quiet_button("Delete conversation", self._delete_conversation, "delete").props("dense")
-                self._history = HistoryList(lambda event: self.open(str(event.args)))
+                self._export = quiet_button("Export", lambda: None, "download").props("dense")
+                with self._export, ui.menu():
+                    ui.menu_item("Markdown", self._export_markdown)
+                    ui.menu_item("JSON", self._export_json)
+                self._history = HistoryPanel(self._engine_thread, tenant, self.open, self._removed)
             with ui.element("div").classes("talk"):
                 with ui.element("div").classes("thread") as self._thread:
-                    self._start = ui.element("div").classes("start")
+                    self._start = StartPanel(app.state.examples, self._ask_example, add_documents)
                 self._build_form()
-        self._stop.set_visibility(False)
-        self._delete.set_visibility(False)
+        for button in (self._stop, self._delete, self._export):
+            button.set_visibility(False)
         ui.context.client.on_delete(self._cancel)
 
     def _build_form(self) -> None:
@@ -111,11 +99,8 @@ class AskPanel:
         if options != self._collection.options:
             value = self._collection.value if self._collection.value in options else next(iter(options))
             self._collection.set_options(options, value=value)
-        found = await to_thread.run_sync(service.answers, self._tenant.name, LATEST, inf)
-        if [each.when for each in found] != self._shown_history:
-            self._shown_history = [each.when for each in found]
-            self._history.show(items=[_item(each) for each in found])
-        await self._show_examples(names[self._collection.value])
+        await self._history.refresh()
+        await self._start.refresh(next((each for each in collections if each.name == self._inside), None))
 
     async def open(self, id: str) -> None:
         """Show an answer of the history, with the other answers of its conversation."""
@@ -128,8 +113,8 @@ class AskPanel:
             ui.notify(error.public)
             return
         self._start_anew()
-        self._start.set_visibility(False)
-        self._history.show(shown=chosen.id)
+        self._start.element.set_visibility(False)
+        self._history.mark(chosen.id)
         shown = [chosen]
         if chosen.conversation:
             self._conversation, self._remember.value = chosen.conversation, True
@@ -141,31 +126,8 @@ class AskPanel:
         if name in self._collection.options:
             self._collection.value = name
         for recorded in shown:
-            with self._thread:
-                card = AnswerCard(self._engine_thread, recorded.answer.question, self._open_document)
-            await card.show_recorded(recorded)
-
-    async def _show_examples(self, count: int) -> None:
-        """Fill the empty thread with examples for the chosen collection."""
-        state = repr((self._collection.value, count))
-        if not self._start.visible or state == self._shown_examples:
-            return
-        self._shown_examples = state
-        page = partial(self._engine_thread.catalog_service.page, self._inside, None, 20 * EXAMPLES)
-        questions = example_questions(await to_thread.run_sync(page))
-        self._start.clear()
-        with self._start:
-            ui.label("Ask your documents").classes("welcome").props("role=heading aria-level=2")
-            if not questions:
-                ui.label("This collection has no documents yet.").classes("note")
-                main_button("Add documents", self._add_documents, "upload_file")
-                return
-            ui.label("The answer comes with the passages that it was read from. For example:").classes("note")
-            with ui.element("div").classes("examples"):
-                for question in questions:
-                    ui.button(question, on_click=partial(self._ask_example, question)).props(
-                        "outline no-caps align=left"
-                    )
+            await self._add_card(recorded.answer.question).show_recorded(recorded)
+        self._export.set_visibility(True)
 
     @property
     def _inside(self) -> str:
@@ -175,18 +137,29 @@ class AskPanel:
         self._question.value = question
         await self._ask()
 
+    def _add_card(self, question: str) -> AnswerCard:
+        """Add a question to the thread."""
+        with self._thread:
+            card = AnswerCard(self._engine_thread, question, self._open_document, self._ask_again)
+        self._cards.append(card)
+        return card
+
     async def _ask(self) -> None:
-        question = self._question.value.strip()
+        await self._ask_with(self._question.value.strip(), self._method.value or None)
+
+    async def _ask_again(self, question: str) -> None:
+        await self._ask_with(question, FULL)
+
+    async def _ask_with(self, question: str, method: str | None) -> None:
         if self._stream is not None or not question:
             return
-        self._start.set_visibility(False)
-        with self._thread:
-            card = AnswerCard(self._engine_thread, question, self._open_document)
+        self._start.element.set_visibility(False)
+        card = self._add_card(question)
         card.show(note="Waiting in the queue …", busy=True)
         self._set_busy(True)
         self._scroll_to_end()
         try:
-            await self._answer(question, card)
+            await self._answer(question, method, card)
         except CancelledError:
             card.show(note="Stopped.", busy=False)
         except Exception as error:
@@ -195,14 +168,15 @@ class AskPanel:
             self._cancel()
             self._set_busy(False)
 
-    async def _answer(self, question: str, card: AnswerCard) -> None:
+    async def _answer(self, question: str, method: str | None, card: AnswerCard) -> None:
         if (exhausted := self._limiter.admit(self._tenant.name, ("tokens",))) is not None:
             card.show(fault=quota_fault(exhausted).detail, note="", busy=False)
             return
         request_id, text = uuid.uuid4().hex, ""
-        bind(RequestContext(request_id, self._tenant.name))
-        self._stream = stream = self._start_stream(question)
-        self._question.value = ""
+        bind(RequestContext(request_id, self._tenant.name, origin="page"))
+        self._stream = stream = self._start_stream(question, method)
+        if self._question.value.strip() == question:
+            self._question.value = ""
         retrieval = await stream.prefilled()
         card.show(note=f"Reading {len(retrieval.citations)} passages …")
         async for piece in stream.pieces():
@@ -212,14 +186,14 @@ class AskPanel:
         if recorded is None:  # the service keeps no answers
             card.show(text=stream.answer().answer, note="", busy=False)
             return
-        self._history.show(shown=request_id)
+        self._history.mark(request_id)
         self._hold(recorded)
         await card.show_recorded(recorded)
+        self._export.set_visibility(True)
         await self.refresh()
         self._scroll_to_end()
 
-    def _start_stream(self, question: str) -> AnswerStream:
-        method = self._method.value or None
+    def _start_stream(self, question: str, method: str | None) -> AnswerStream:
         name = (method or self._settings.method).partition(":")[0]
         remember = self._remember.value and name not in ALONE
         options = AskOptions(
@@ -245,6 +219,24 @@ class AskPanel:
             self._start_anew()
             await self.refresh()
 
+    def _export_markdown(self) -> None:
+        ui.download.content(as_markdown(self._exported), "conversation.md", "text/markdown")
+
+    def _export_json(self) -> None:
+        ui.download.content(as_json(self._exported, self._tenant), "conversation.json", "application/json")
+
+    @property
+    def _exported(self) -> list[RecordedAnswer]:
+        """The answers of the thread that are still kept."""
+        shown = [card.recorded for card in self._cards]
+        find = partial(self._engine_thread.history.find, self._tenant.name)
+        return [kept for each in shown if each is not None and (kept := find(each.id)) is not None]
+
+    def _removed(self, id: str) -> None:
+        """Empty the thread if it shows an answer that the user has deleted from the history."""
+        if any(card.recorded is not None and card.recorded.id == id for card in self._cards):
+            self._start_anew()
+
     def _hold(self, recorded: RecordedAnswer) -> None:
         """Offer to delete the conversation of an answer, if it has one."""
         if recorded.conversation:
@@ -255,12 +247,14 @@ class AskPanel:
         """Empty the thread."""
         self._cancel()
         for element in list(self._thread.default_slot.children):
-            if element is not self._start:
+            if element is not self._start.element:
                 self._thread.remove(element)
         self._conversation, self._held = _new_name(), None
-        self._delete.set_visibility(False)
-        self._history.show(shown="")
-        self._start.set_visibility(True)
+        self._cards.clear()
+        for button in (self._delete, self._export):
+            button.set_visibility(False)
+        self._history.mark("")
+        self._start.element.set_visibility(True)
 
     def _scroll_to_end(self) -> None:
         """Show the newest answer once the browser has drawn what was sent before."""
@@ -275,16 +269,6 @@ class AskPanel:
     def _set_busy(self, busy: bool) -> None:
         self._stop.set_visibility(busy)
         self._go.set_enabled(not busy)
-
-
-def _item(recorded: RecordedAnswer) -> dict[str, Any]:
-    answer = recorded.answer
-    return {
-        "id": recorded.id,
-        "when": recorded.when,
-        "question": answer.question[:QUESTION_CHARS],
-        "answer": answer.answer[:QUESTION_CHARS],
-    }
 
 
 def _select(label: str, options: dict[str, str], value: str) -> ui.select:

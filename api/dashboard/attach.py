@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI, Request
 from nicegui import core, ui
 
+from ragkv.api.dashboard.examples import ExampleFinder
 from ragkv.api.dashboard.guard import ROOT, DashboardHeadersMiddleware, prefix_of
 from ragkv.api.dashboard.page import build_page
 from ragkv.api.dashboard.series import PERIOD, Series
@@ -30,6 +31,7 @@ def attach(app: FastAPI) -> None:
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
     series = Series(app.state.engine_thread)
     app.state.series = series
+    app.state.examples = ExampleFinder(app.state.engine_thread)
 
     @ui.page("/", title="ragkv", response_timeout=10)
     def page(request: Request) -> None:

@@ -34,7 +34,7 @@ class Charts:
         self._shown: object = None
         with ui.element("div").classes("charts"):
             self._ratios = _chart("Ratios", "%", ("cache hits", "recomputed", "kept", "loaded"), _PERCENT)
-            self._times = _chart("First token", "ms", ("half", "95%", "full, estimated"), _LOGARITHMIC)
+            self._times = _chart("First token", "ms", ("median", "95%", "full prefill, estimated"), _LOGARITHMIC)
             self._traffic = _chart("Traffic", "", ("tokens a second", "waiting", "running"), _LINEAR)
 
     def refresh(self, shown: TimeRange, tenant: str | None) -> None:

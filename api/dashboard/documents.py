@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -14,23 +14,62 @@ from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
 from ragkv.api.dashboard.buttons import confirm_deletion, quiet_button
+from ragkv.api.dashboard.document_rows import (
+    Pending,
+    Tag,
+    common_tags,
+    describe_tag,
+    document_row,
+    find_pending,
+    folders_of,
+    matches,
+    pending_row,
+)
 from ragkv.api.dashboard.formatting import count, quantity, size
 from ragkv.api.dashboard.jobs import JobList
 from ragkv.api.middleware.body_limit import UPLOAD_DOCUMENTS
 from ragkv.api.runtime.callers import Caller
 from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.ingest_queue import enqueue
 from ragkv.api.runtime.removal import remove_document_of
-from ragkv.api.runtime.tenants import Tenant
 from ragkv.catalog import DocumentInfo, DocumentOrder, SortField
-from ragkv.errors import NotFound
+from ragkv.errors import NotFound, RagkvError
+from ragkv.ingest.folders import SUFFIXES
 from ragkv.ingest.jobs import IngestJob
 
 PAGE = 50
 """Documents of one page."""
-UNFINISHED = 100
-"""Most documents that are listed because they wait or have failed."""
+SCANNED = 2000
+"""Documents whose folders and tags are offered."""
 STATES = {"": "all", "ready": "ready", "waiting": "waiting", "failed": "failed"}
-_STATE_OF = {"queued": "waiting", "running": "waiting", "failed": "failed"}
+
+
+FORMAT_NAMES = {
+    ".txt": "text",
+    ".md": "Markdown",
+    ".html": "HTML",
+    ".htm": "HTML",
+    ".pdf": "PDF",
+    ".docx": "Word",
+    ".pptx": "PowerPoint",
+    ".xlsx": "Excel",
+    ".epub": "EPUB",
+    ".eml": "e-mail",
+    ".csv": "CSV",
+    ".tsv": "TSV",
+    ".jsonl": "JSON lines",
+}
+"""What users call the formats, by suffix."""
+
+
+def named_formats() -> str:
+    """Name all formats that are read: Text, Markdown, HTML, …"""
+    names = list(dict.fromkeys(FORMAT_NAMES.get(suffix, suffix) for suffix in sorted(SUFFIXES, key=_usual)))
+    return f"{names[0].capitalize()}, {', '.join(names[1:-1])} or {names[-1]}"
+
+
+def _usual(suffix: str) -> int:
+    return list(FORMAT_NAMES).index(suffix) if suffix in FORMAT_NAMES else len(FORMAT_NAMES)
 
 
 class DropZone(Element, component="dropzone.js"):
@@ -39,7 +78,8 @@ class DropZone(Element, component="dropzone.js"):
     def __init__(self, max_document_bytes: int):
         super().__init__()
         together = UPLOAD_DOCUMENTS * max_document_bytes
-        self._props.update({"collection": "default", "limit": max_document_bytes, "together": together})
+        facts = {"collection": "default", "limit": max_document_bytes, "together": together, "formats": named_formats()}
+        self._props.update(facts)
 
     def show(self, **props: Any) -> None:
         """Change some properties."""
@@ -54,21 +94,6 @@ class DocumentTable(Element, component="documents.js"):
         self._props.update(props)
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A document that is not stored, or whose newest version is not.
-
-    Attributes:
-        id: Its id, or the name of a file that could not be read.
-        state: `waiting` or `failed`.
-        reason: Why it failed.
-    """
-
-    id: str
-    state: str
-    reason: str
-
-
 class DocumentsPage:
     """Upload form, latest jobs, and a table of the documents of one collection."""
 
@@ -76,6 +101,8 @@ class DocumentsPage:
         self._engine_thread, self._caller, self._tenant = engine_thread, caller, caller.tenant
         self._open_document = open_document
         self._order = DocumentOrder("title")
+        self._tag: Tag | None = None
+        self._tags: dict[int, Tag] = {}
         self._cursors: list[tuple[str | float, str] | None] = [None]
         self._next: tuple[str | float, str] | None = None
         self._shown, self._refreshing = "", False
@@ -107,11 +134,16 @@ class DocumentsPage:
                     self._words.props("dense outlined clearable debounce=250 type=search")
                     self._state = ui.select(STATES, value="", label="Status", on_change=self._change_order)
                     self._state.props("dense outlined options-dense").classes("choice")
+                    self._folder = ui.select({"": "all"}, value="", label="Folder", on_change=self._change_order)
+                    self._tagged = ui.select({-1: "all"}, value=-1, label="Tag", on_change=self._change_tag)
+                    for choice in (self._folder, self._tagged):
+                        choice.props("dense outlined options-dense").classes("choice").set_visibility(False)
             self._table = DocumentTable()
             self._table.show(editable=self._caller.writes)
             self._table.on("sort", self._sort)
             self._table.on("open", lambda event: self._open_document(self._inside, str(event.args)))
             self._table.on("remove", self._remove)
+            self._table.on("again", self._ingest_again)
             with ui.row().classes("line pages"):
                 self._range = ui.label().classes("note")
                 with ui.row():
@@ -132,25 +164,27 @@ class DocumentsPage:
         return self._tenant.inside(self._collection.value or "default")
 
     async def _show_documents(self, jobs: list[IngestJob]) -> None:
-        state = repr(
-            (self._inside, self._cursors, self._order, self._state.value, [(job.id, job.counts) for job in jobs])
-        )
+        counts = [(job.id, job.counts) for job in jobs]
+        state = repr((self._inside, self._cursors, self._order, self._tag, self._state.value, counts))
         if state == self._shown:
             return
         self._shown, service, chosen = state, self._engine_thread.catalog_service, self._state.value
         await self._show_totals()
+        await self._offer_filters()
         found: list[DocumentInfo] = []
         if chosen in ("", "ready"):
-            page = partial(service.page, self._inside, self._cursors[-1], PAGE + 1, order=self._order)
+            conditions = {self._tag[0]: self._tag[1]} if self._tag else None
+            page = partial(service.page, self._inside, self._cursors[-1], PAGE + 1, conditions, self._order)
             found = await to_thread.run_sync(page)
         pending: list[Pending] = []
         if chosen != "ready" and len(self._cursors) == 1:
             own = [job for job in jobs if job.collection == self._inside]
             pending = await to_thread.run_sync(partial(find_pending, own, self._engine_thread.jobs.get))
-        shown = [each for each in pending if chosen in ("", each.state) and _matches(each.id, self._order.words)]
-        rows = [_pending_row(each, self._tenant) for each in shown] + [_row(info) for info in found[:PAGE]]
+        fits = [each for each in pending if chosen in ("", each.state) and matches(each.id, self._order.words)]
+        rows = [pending_row(each, self._tenant) for each in fits if each.id.startswith(self._order.folder)]
+        rows += await to_thread.run_sync(self._rows, found[:PAGE])
         self._next = self._order.place(found[PAGE - 1]) if len(found) > PAGE else None
-        filtered = chosen or self._order.words
+        filtered = chosen or self._order.words or self._order.folder or self._tag
         self._table.show(
             rows=rows,
             sort=self._order.sort,
@@ -162,6 +196,23 @@ class DocumentsPage:
         self._more.set_visibility(self._next is not None)
         self._back.set_visibility(len(self._cursors) > 1)
 
+    def _rows(self, infos: list[DocumentInfo]) -> list[dict[str, Any]]:
+        service = self._engine_thread.catalog_service
+        sizes = service.kv_sizes(infos)
+        return [document_row(info, size, service.question_saves(info)) for info, size in zip(infos, sizes, strict=True)]
+
+    async def _offer_filters(self) -> None:
+        """Offer the folders and tags of the collection, as far as its first documents have them."""
+        page = partial(self._engine_thread.catalog_service.page, self._inside, None, SCANNED)
+        infos = await to_thread.run_sync(page)
+        folders = {"": "all", **{each: f"{each} ({number})" for each, number in folders_of(infos).items()}}
+        self._tags = dict(enumerate(common_tags(infos)))
+        tags = {-1: "all", **{number: describe_tag(tag) for number, tag in self._tags.items()}}
+        for choice, options in ((self._folder, folders), (self._tagged, tags)):
+            if options != choice.options:
+                choice.set_options(options, value=choice.value if choice.value in options else next(iter(options)))
+            choice.set_visibility(len(options) > 1)
+
     async def _show_totals(self) -> None:
         """Show how much the collection holds, and offer all collections."""
         service = self._engine_thread.catalog_service
@@ -171,10 +222,11 @@ class DocumentsPage:
         if options != self._collection.options:
             self._collection.set_options(options)
         own = next((each for each in collections if each.name == self._inside), None)
+        kv = service.collection_kv(own) if own else None
         self._totals.set_text(
             f"{quantity(own.documents, 'document')} · {quantity(own.chunks, 'chunk')}"
-            f" · {quantity(own.tokens, 'token')} · {size(own.tokens * service.token_bytes)} of KV"
-            if own
+            f" · {quantity(own.tokens, 'token')} · KV {size(kv.computed)} as computed, ≈ {size(kv.stored)} in the store"
+            if own and kv
             else "Nothing is stored in this collection."
         )
 
@@ -183,13 +235,18 @@ class DocumentsPage:
         await self._first_page()
 
     async def _change_order(self) -> None:
-        self._order = DocumentOrder(self._order.sort, self._order.descending, self._words.value or "")
+        words, folder = self._words.value or "", self._folder.value or ""
+        self._order = DocumentOrder(self._order.sort, self._order.descending, words, folder)
+        await self._first_page()
+
+    async def _change_tag(self) -> None:
+        self._tag = self._tags.get(self._tagged.value)
         await self._first_page()
 
     async def _sort(self, event: GenericEventArguments) -> None:
         field = cast("SortField", str(event.args))
         descending = field == self._order.sort and not self._order.descending
-        self._order = DocumentOrder(field, descending, self._order.words)
+        self._order = replace(self._order, sort=field, descending=descending)
         await self._first_page()
 
     async def _first_page(self) -> None:
@@ -206,6 +263,18 @@ class DocumentsPage:
             self._cursors.pop()
             await self.refresh()
 
+    async def _ingest_again(self, event: GenericEventArguments) -> None:
+        """Split, embed and encode documents again. What is asked meanwhile is answered from what is stored."""
+        collection, ids = self._inside, [str(id) for id in event.args]
+        try:
+            self._caller.require_writer()
+            found = await to_thread.run_sync(self._engine_thread.catalog_service.read_again, collection, ids)
+            if found:
+                await enqueue(found, collection, self._engine_thread, self._caller)
+        except RagkvError as error:
+            ui.notify(self._tenant.told(error.public))
+        await self.refresh()
+
     async def _remove(self, event: GenericEventArguments) -> None:
         chosen, collection = [str(id) for id in event.args], self._collection.value or "default"
         these = "this document, its" if len(chosen) == 1 else f"these {count(len(chosen))} documents, their"
@@ -218,48 +287,3 @@ class DocumentsPage:
                 await to_thread.run_sync(remove_document_of, self._caller, collection, document_id, self._engine_thread)
         self._shown = ""
         await self.refresh()
-
-
-def find_pending(jobs: list[IngestJob], get: Callable[[str], IngestJob]) -> list[Pending]:
-    """Return the documents that wait or have failed.
-
-    Only the newest job of a document counts: an upload that succeeds replaces one that failed.
-
-    Args:
-        jobs: Jobs of one collection, newest first.
-        get: Returns a job with all its documents.
-    """
-    open_ended = [at for at, job in enumerate(jobs) if job.finished is None or job.counts.failed]
-    found: dict[str, Pending | None] = {}
-    for job in jobs[: max(open_ended, default=-1) + 1]:
-        for entry in get(job.id).documents:
-            state, reason = _STATE_OF.get(entry.status), entry.error.message if entry.error else ""
-            found.setdefault(entry.id, Pending(entry.id, state, reason) if state else None)
-    return [each for each in found.values() if each is not None][:UNFINISHED]
-
-
-def _matches(text: str, words: str) -> bool:
-    return all(word in text.casefold() for word in words.casefold().split())
-
-
-def _row(info: DocumentInfo) -> dict[str, Any]:
-    return {
-        "id": info.id,
-        "title": info.title or info.id,
-        "status": "ready",
-        "stored": True,
-        "chunks": count(info.chunks),
-        "tokens": count(info.tokens),
-        "bytes": size(info.bytes),
-        "updated": info.updated,
-    }
-
-
-def _pending_row(pending: Pending, tenant: Tenant) -> dict[str, Any]:
-    return {
-        "id": pending.id,
-        "title": pending.id,
-        "status": pending.state,
-        "reason": tenant.told(pending.reason),
-        "stored": False,
-    }

@@ -9,7 +9,7 @@ export default {
     <div class="dropzone">
       <div :class="['drop', { over }]" @dragenter.prevent="over = true" @dragover.prevent="over = true" @dragleave.prevent="over = false" @drop.prevent="drop">
         <p><button type="button" class="link" @click="$refs.input.click()">Choose files</button> or drop them here</p>
-        <small>Text, Markdown, HTML, PDF, Word, CSV or JSON lines, up to {{ size(limit) }} each</small>
+        <small>{{ formats }}, up to {{ size(limit) }} each</small>
         <input ref="input" type="file" multiple hidden aria-label="Files" @change="take($event.target.files); $event.target.value = ''">
       </div>
       <ul v-if="files.length" class="files" aria-label="Files" aria-live="polite">
@@ -24,6 +24,7 @@ export default {
   props: {
     collection: { type: String, required: true },
     limit: { type: Number, required: true }, // bytes of a file
+    formats: { type: String, required: true }, // what can be read
     together: { type: Number, required: true }, // bytes of the files of one request
   },
   emits: ["sent"],

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-NONE = "–"
-
-
-def percent(share: float | None) -> str:
-    """Format a share: 0.1234 → 12.3%"""
-    return NONE if share is None else f"{100 * share:.1f}%"
+from ragkv.metrics.figures import NONE as NONE
+from ragkv.metrics.figures import duration as duration
+from ragkv.metrics.figures import percent as percent
 
 
 def size(count: float) -> str:
@@ -17,13 +14,6 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
-
-
-def duration(seconds: float | None) -> str:
-    """Format seconds: 0.162 → 162 ms"""
-    if seconds is None:
-        return NONE
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def count(number: float) -> str:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anyio import to_thread
 from fastapi import FastAPI
 from nicegui import ui
 
-from ragkv.api.dashboard.answer_card import OpenDocument
+from ragkv.api.dashboard.answer_text import OpenDocument
 from ragkv.api.dashboard.answers import LatestAnswers
 from ragkv.api.dashboard.charts import Charts
 from ragkv.api.dashboard.formatting import count, duration, percent, size
 from ragkv.api.dashboard.ranges import RangeChoice, TimeRange
 from ragkv.api.dashboard.series import Series
 from ragkv.api.dashboard.tiles import Tiles
+from ragkv.api.runtime.callers import Caller
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.runtime.rate_limits import RateLimiter, TenantUsage
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.metrics.sums import MetricSums
+from ragkv.types import HourPrice
 
 _ALL = ""
 """The choice of all tenants."""
@@ -39,7 +42,7 @@ _COLUMNS: list[dict[str, Any]] = [
 class Overview:
     """The overview. A tenant sees its own figures, an operator those of each tenant and of all."""
 
-    def __init__(self, app: FastAPI, user: Tenant | None, open_document: OpenDocument):
+    def __init__(self, app: FastAPI, user: Tenant | None, caller: Caller, open_document: OpenDocument):
         self._engine_thread: EngineThread = app.state.engine_thread
         self._limiter: RateLimiter = app.state.limiter
         series: Series = app.state.series
@@ -48,7 +51,7 @@ class Overview:
         self._operator = user is not None and user.name in app.state.operators
         self._tenant: str | None = None if user is None or self._operator else user.name
         with ui.element("div").classes("line flex"):
-            ui.label("What the answers reused").classes("title").props("role=heading aria-level=2")
+            ui.label("What the answers saved").classes("title").props("role=heading aria-level=2")
             with ui.element("div").classes("choices"):
                 if self._operator:
                     names = {_ALL: "all tenants", **{name: name for name in sorted(app.state.authenticator.tenants)}}
@@ -57,10 +60,27 @@ class Overview:
                 elif user is not None:
                     ui.label(f"tenant {user.name}").classes("note")
                 RangeChoice(self._choose_range)
-        ui.label(f"Quality of {self._engine_thread.profile.quality or UNMEASURED}").classes("note")
+        with ui.element("div").classes("line flex"):
+            ui.label(f"Quality of {self._engine_thread.profile.quality or UNMEASURED}").classes("note")
+            if caller.writes and (user is None or self._operator):
+                self._build_price()
         self._tiles, self._charts = Tiles(self._engine_thread, series), Charts(series)
         self._usage = self._build_usage() if self._operator else None
         self._latest = LatestAnswers(self._engine_thread, tenant, open_document)
+
+    def _build_price(self) -> None:
+        """Add the field for the price of an hour, which every figure of money is computed with."""
+        price = ui.input("Price of an hour", placeholder="2.50 USD").props("dense outlined maxlength=20")
+        price.value = self._engine_thread.health().get("price", "")
+
+        async def record() -> None:
+            told = HourPrice.read(price.value or "")
+            if told is None and (price.value or "").strip():
+                ui.notify("Write an amount and, if you like, a currency: 2.50 USD")
+                return
+            await to_thread.run_sync(self._engine_thread.catalog_service.record_hour_price, told)
+
+        price.on("change", record).on("keydown.enter", record)
 
     def _build_usage(self) -> ui.table:
         with ui.element("section").classes("card").props('aria-label="Tenants"'):

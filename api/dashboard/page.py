@@ -58,7 +58,7 @@ def build_page(app: FastAPI, caller: Caller | None, prefix: str) -> None:
         with ui.tab_panel("Documents"):
             documents = DocumentsPage(engine_thread, caller, viewer.open)
         with ui.tab_panel("Overview"):
-            overview = Overview(app, user, viewer.open)
+            overview = Overview(app, user, caller, viewer.open)
 
     login = _Login(caller)
 

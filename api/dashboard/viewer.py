@@ -11,9 +11,10 @@ from anyio import to_thread
 from nicegui import ui
 from nicegui.element import Element
 
-from ragkv.api.dashboard.answer_card import Place, place_of
+from ragkv.api.dashboard.answer_text import Place, place_of
 from ragkv.api.dashboard.buttons import quiet_button
-from ragkv.api.dashboard.formatting import count, size
+from ragkv.api.dashboard.formatting import NONE, count, duration, size
+from ragkv.api.dashboard.passage_form import form_of
 from ragkv.api.runtime.answer_history import RecordedAnswer
 from ragkv.api.runtime.catalog_service import KVSizes
 from ragkv.api.runtime.engine_thread import EngineThread
@@ -89,7 +90,8 @@ class DocumentViewer:
                 with ui.tab_panel("Chunks"):
                     await _ChunkList(self._engine_thread, info).more()
                 with ui.tab_panel("Metadata"):
-                    _show_facts(_metadata(info, sizes, self._tenant))
+                    saves = await to_thread.run_sync(service.question_saves, info)
+                    _show_facts(_metadata(info, sizes, saves, self._tenant))
                 with ui.tab_panel("Version"):
                     _show_version(info)
                 with ui.tab_panel("Questions"):
@@ -139,7 +141,8 @@ class _ChunkList:
         with ui.element("section").classes("chunk"):
             place = place_of(chunk, chunk.id, self._info.title)
             ui.label(f"{place} · {count(len(chunk.tokens))} tokens").classes("note")
-            ui.label(chunk.text).classes("text")
+            face = form_of(self._info.id, self._info.metadata, chunk.text)
+            ui.label(chunk.text).classes(f"text {face}")
 
 
 def answers_from(engine_thread: EngineThread, tenant: Tenant, collection: str, id: str) -> list[RecordedAnswer]:
@@ -179,7 +182,7 @@ def _show_facts(facts: dict[str, str]) -> None:
                 ui.label(value)
 
 
-def _metadata(info: DocumentInfo, sizes: KVSizes, tenant: Tenant) -> dict[str, str]:
+def _metadata(info: DocumentInfo, sizes: KVSizes, saves: float | None, tenant: Tenant) -> dict[str, str]:
     """Return what is known about a document by name. The metadata of its user comes last."""
     own = {name: value if isinstance(value, str) else json.dumps(value) for name, value in info.metadata.items()}
     return {
@@ -190,6 +193,7 @@ def _metadata(info: DocumentInfo, sizes: KVSizes, tenant: Tenant) -> dict[str, s
         "Tokens": count(info.tokens),
         "KV as computed": size(sizes.computed),
         "KV in the store": size(sizes.stored),
+        "A question over it saves": NONE if saves is None else f"about {duration(saves)} to the first token",
         **own,
     }
 

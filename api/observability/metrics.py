@@ -22,9 +22,12 @@ from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.runtime.rate_limits import RateLimiter
 from ragkv.api.runtime.text_service import WORKS
 from ragkv.metrics.prometheus import counter, families, gauge
+from ragkv.types import HourPrice
 
 OPENMETRICS = "application/openmetrics-text"
-SHARED = frozenset({"ragkv_documents", "ragkv_documents_waiting", "ragkv_jobs", "ragkv_reembedding_left"})
+SHARED = frozenset(
+    {"ragkv_documents", "ragkv_documents_waiting", "ragkv_hour_price", "ragkv_jobs", "ragkv_reembedding_left"}
+)
 """Metrics of the catalogue, which all replicas share."""
 
 
@@ -90,6 +93,13 @@ class MetricsCollector(Collector):
                 "ragkv_info", "Version, model and method of this service.", ("version", "model", "method"), {labels: 1}
             )
             yield from _catalog(health)
+            price = HourPrice.read(health["price"]) or HourPrice(0.0)
+            yield gauge(
+                "ragkv_hour_price",
+                "What an hour of this machine costs, as the overview was told; 0 if it was not.",
+                ("currency",),
+                {(price.currency,): price.amount},
+            )
             yield from _tiers(health["tiers"])
             if health["pool"] is not None:
                 yield from _pool(health["pool"])

@@ -10,15 +10,21 @@ answers are shown.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from ragkv.api.runtime.request_context import Origin
 from ragkv.engine.kv_map import KVMap
 from ragkv.report import Answer
+
+Rating = Literal["", "up", "down"]
+"""What a user thinks of an answer; "" where nobody has said."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +42,8 @@ class RecordedAnswer:
         rows: Rows of the chunks that it may tell of: those of its context, in a conversation also of earlier turns, and
             those that were retrieved and left out.
         when: When it was answered, in Unix seconds. No two answers of a history have the same.
+        origin: Where it was asked: on the dashboard's page, or with the API.
+        rating: What its user thinks of it.
     """
 
     id: str
@@ -47,11 +55,18 @@ class RecordedAnswer:
     full_ms: float
     rows: frozenset[int] = frozenset()
     when: float = 0.0
+    origin: Origin = "api"
+    rating: Rating = ""
 
     @property
     def documents(self) -> frozenset[str]:
         """Ids of the documents in its context: the cited ones and, in a conversation, those of earlier turns."""
         return frozenset(chunk.document_id for chunk in self.map.chunks)
+
+
+def every(recorded: RecordedAnswer) -> bool:
+    """Want every answer."""
+    return True
 
 
 class AnswerHistory:
@@ -77,21 +92,35 @@ class AnswerHistory:
             while len(self._answers) > self.limit:
                 self._answers.popitem(last=False)
 
-    def page(self, tenant: str, limit: int, before: float = math.inf) -> list[RecordedAnswer]:
-        """Return the tenant's answers that were given before that moment, newest first."""
-        found: list[RecordedAnswer] = []
+    def page(
+        self, tenant: str, limit: int, before: float = math.inf, which: Callable[[RecordedAnswer], bool] = every
+    ) -> list[RecordedAnswer]:
+        """Return the tenant's answers that were given before that moment, newest first.
+
+        Args:
+            tenant: Whose answers.
+            limit: Most answers.
+            before: Unix seconds.
+            which: Returns whether an answer is wanted.
+        """
         with self._lock:
-            for answer in reversed(self._answers.values()):
-                if len(found) == limit:
-                    break
-                if answer.tenant == tenant and answer.when < before:
-                    found.append(answer)
-        return found
+            newest = reversed(self._answers.values())
+            wanted = (each for each in newest if each.tenant == tenant and each.when < before and which(each))
+            return list(itertools.islice(wanted, limit))
 
     def find(self, tenant: str, id: str) -> RecordedAnswer | None:
         """Return the tenant's answer to this request, or None."""
         with self._lock:
             return self._answers.get((tenant, id))
+
+    def rate(self, tenant: str, id: str, rating: Rating) -> RecordedAnswer | None:
+        """Keep what a user thinks of an answer; return the answer, or None if it is no longer there."""
+        with self._lock:
+            found = self._answers.get((tenant, id))
+            if found is None:
+                return None
+            self._answers[(tenant, id)] = rated = replace(found, rating=rating)
+            return rated
 
     def of(self, collections: Set[str]) -> list[RecordedAnswer]:
         """Return all answers from these collections, by their internal names."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
 
-from ragkv.api.runtime.answer_history import AnswerHistory, RecordedAnswer
+from ragkv.api.runtime.answer_history import AnswerHistory, RecordedAnswer, every
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.api.runtime.undelivered import UndeliveredAnswers
 from ragkv.catalog import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder
@@ -29,7 +29,7 @@ from ragkv.ingest.jobs import Jobs
 from ragkv.ingest.loader import checked
 from ragkv.ingest.pipeline import content_hash, reader_of
 from ragkv.ingest.sandbox import allowance_of
-from ragkv.types import Chunk, Document, Filter, Key
+from ragkv.types import Chunk, Document, Filter, HourPrice, Key
 
 logger = logging.getLogger("ragkv.api")
 
@@ -37,6 +37,12 @@ PARSERS = 2
 """Uploaded files that are parsed at a time. Further ones wait; other requests do not."""
 WATCHERS = 64
 """Most clients that follow a job at a time."""
+QUESTION_TOKENS = 32
+"""Tokens of a usual question with its part of the prompt."""
+EXAMPLES = 4
+"""Examples of questions that are offered for a collection."""
+_EXAMPLES = 64 * EXAMPLES
+"""Most examples of all collections."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +77,12 @@ class CatalogService:
         self.parsing = anyio.CapacityLimiter(PARSERS)
         self.allowed = allowance_of(limits)
         self._catalog, self._jobs, self._history = engine.catalog, jobs, history
+        self._examples = AnswerHistory(_EXAMPLES)
         self._prompt = engine.model.prompt
         self._reader = partial(reader_of, engine)
-        self._body_bytes = engine.body_bytes
+        self._body_bytes, self._costs = engine.body_bytes, engine.costs
+        self._top_k = engine.settings.top_k
+        self._reuses = not engine.reuse_refused
         self._unreferenced: deque[Key] = deque()
         self.watchers = 0
         self.undelivered = UndeliveredAnswers(engine.catalog)
@@ -105,6 +114,10 @@ class CatalogService:
         """See Catalog.find."""
         return self._catalog.find(collection, document_id)
 
+    def record_hour_price(self, price: HourPrice | None) -> None:
+        """See Catalog.record_hour_price."""
+        self._catalog.record_hour_price(price)
+
     def original(self, collection: str, document_id: str) -> Document:
         """See Catalog.original."""
         return self._catalog.original(collection, document_id)
@@ -129,6 +142,41 @@ class CatalogService:
         counts = self._catalog.token_counts(infos[0].collection, [info.id for info in infos]) if infos else {}
         stored = [sum(map(self._body_bytes, counts.get(info.id, ()))) for info in infos]
         return [KVSizes(info.tokens * self.token_bytes, size) for info, size in zip(infos, stored, strict=True)]
+
+    def collection_kv(self, info: CollectionInfo) -> KVSizes:
+        """Return the bytes of the KV of a collection; `stored` is estimated from the mean length of its chunks."""
+        mean = -(-info.tokens // info.chunks) if info.chunks else 0
+        return KVSizes(info.tokens * self.token_bytes, info.chunks * self._body_bytes(mean) if mean else 0)
+
+    def question_saves(self, info: DocumentInfo) -> float | None:
+        """Estimate the seconds to the first token that one question over a document saves, by the costs measured here.
+
+        A question reads as many of its chunks as are retrieved, at most all. A full prefill reads their tokens; stored
+        KV has to be loaded, here as a whole, which a method that chooses blocks does not do.
+
+        Returns:
+            None where nothing was measured, or the model reuses no KV.
+        """
+        chunks = min(info.chunks, self._top_k)
+        tokens = info.tokens * chunks // max(1, info.chunks)
+        full = self._costs.full(tokens + QUESTION_TOKENS) - self._costs.full(QUESTION_TOKENS)
+        if not self._reuses or full <= 0:
+            return None
+        mean = tokens // chunks if chunks else 0
+        load = self._costs.load.at(chunks * self._body_bytes(mean)) if mean else 0.0
+        return max(0.0, full - load) / 1000
+
+    def read_again(self, collection: str, document_ids: Sequence[str]) -> list[Document]:
+        """Let these documents be ingested again; return them as they are stored. Those that are gone are left out."""
+        found = []
+        for document_id in document_ids:
+            try:
+                info, document = self._catalog.info_and_original(collection, document_id)
+            except NotFound:
+                continue
+            found.append(replace(document, source=info.source))
+        self._catalog.read_again(collection, [document.id for document in found])
+        return found
 
     def chunk_page(self, collection: str, document_id: str, after: int, limit: int) -> tuple[DocumentInfo, list[Chunk]]:
         """See Catalog.chunk_page."""
@@ -189,14 +237,18 @@ class CatalogService:
             collections: The collections that have changed.
         """
         self.undelivered.check(collections)
-        self._history.remove(self._outdated(self._history.of(collections)).__contains__)
+        for history in (self._history, self._examples):
+            history.remove(self._outdated(history.of(collections)).__contains__)
 
-    def answers(self, tenant: str, limit: int, before: float) -> list[RecordedAnswer]:
+    def answers(
+        self, tenant: str, limit: int, before: float, which: Callable[[RecordedAnswer], bool] = every
+    ) -> list[RecordedAnswer]:
         """Return the tenant's answers that were given before that moment, newest first.
 
-        Answers from documents that another process deleted or replaced are dropped now.
+        Answers from documents that another process deleted or replaced are dropped now. For `which` see
+        `AnswerHistory.page`.
         """
-        while outdated := self._outdated(found := self._history.page(tenant, limit, before)):
+        while outdated := self._outdated(found := self._history.page(tenant, limit, before, which)):
             self._history.remove(outdated.__contains__)
         return found
 
@@ -208,6 +260,17 @@ class CatalogService:
         elif found is not None:
             return found
         raise NotFound(f"no answer {id!r} is remembered")
+
+    def keep_example(self, example: RecordedAnswer) -> None:
+        """Keep a question that a page may offer, with the answer that the service has given to it."""
+        self._examples.record(example)
+
+    def examples(self, collection: str) -> list[RecordedAnswer]:
+        """Return the examples of a collection, at most EXAMPLES, that its documents still answer."""
+        found = self._examples.of({collection})
+        if outdated := self._outdated(found):
+            self._examples.remove(outdated.__contains__)
+        return [each for each in found if each not in outdated][:EXAMPLES]
 
     def chunks(self, recorded: RecordedAnswer) -> list[Chunk | None]:
         """Return each chunk of an answer's map; None for one that is not stored now."""

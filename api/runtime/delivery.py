@@ -173,7 +173,8 @@ class Delivery(AnswerListener):
             logger.exception("an answer is not recorded: its map cannot be made")
             return
         names = (self._context.id, self._tenant, *self._session)
-        history.record(RecordedAnswer(*names, answer, kv_map, full_ms, self.origin.rows))
+        recorded = RecordedAnswer(*names, answer, kv_map, full_ms, self.origin.rows, origin=self._context.origin)
+        history.record(recorded)
 
 
 def resolve(future: Future[T], result: T) -> None:

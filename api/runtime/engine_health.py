@@ -36,8 +36,8 @@ class EngineHealth:
             return
         try:
             engine.catalog.check()
-            change = {"reembedding": _change(engine)}
-            self.latest = {**engine.health(), "index": _index(engine), **change, **_backlog(jobs)}
+            facts = {"reembedding": _change(engine), "price": str(engine.catalog.hour_price() or "")}
+            self.latest = {**engine.health(), "index": _index(engine), **facts, **_backlog(jobs)}
         except Exception as error:
             reason = error.public if isinstance(error, RagkvError) else fault_of(error).detail
             if self.latest.get("reason") != reason:  # the log has the details, once

@@ -193,6 +193,7 @@ class EngineThread:
         deadline: float = inf,
         channel: AnswerChannel | None = None,
         origin: AnswerOrigin | None = None,
+        rehearsed: bool = False,
     ) -> Future[Answer]:
         """Queue a question. It is answered together with others.
 
@@ -206,6 +207,7 @@ class EngineThread:
             deadline: On the monotonic clock.
             channel: Receives the progress of the answer.
             origin: Receives what the answer is read from.
+            rehearsed: Nobody has asked: metrics, history and quotas do not count the question.
 
         Raises:
             Busy: The queue is full.
@@ -213,7 +215,8 @@ class EngineThread:
         """
         if options.answer_schema is None and rule_of(question, self.profile.extractive):
             return self.submit(partial(_answer_by_rule, question, options, channel), tenant=tenant)
-        delivery = Delivery(self._records, Future(), tenant, channel, origin)
+        records = self._unrecorded if rehearsed else self._records
+        delivery = Delivery(records, Future(), tenant, channel, origin)
         self._enqueue(Request(question, options, delivery, tenant, deadline), delivery.future)
         return delivery.future
 
@@ -337,6 +340,7 @@ class EngineThread:
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 undelivered = self.catalog_service.undelivered
                 self._records = AnswerRecords(self.metrics, self.history, undelivered, self._charge)
+                self._unrecorded = AnswerRecords(MetricsRecorder(), AnswerHistory(0), undelivered)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
                 self.text_service = TextService(engine.retriever, self._settings.queue, self._settings.deadline)
                 if engine.reuse_refused:

@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ragkv.report import Report
 
 if TYPE_CHECKING:
     from ragkv.timing import StepTimer  # imports torch, which `ragkv mcp --url` does without
+
+
+Origin = Literal["api", "page"]
+"""Where a question is asked: with the API, or on the page of the dashboard."""
 
 
 @dataclass
@@ -28,6 +32,7 @@ class RequestContext:
         fault: Code of the problem it was answered with.
         timer: Of its question, once that is prefilled.
         report: Of its answer, once that is there.
+        origin: Where its question is asked.
     """
 
     id: str = ""
@@ -35,6 +40,7 @@ class RequestContext:
     fault: str = ""
     timer: StepTimer | None = None
     report: Report | None = None
+    origin: Origin = "api"
 
 
 _CURRENT: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)

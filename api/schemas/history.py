@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from ragkv.api.runtime.answer_history import RecordedAnswer
+from ragkv.api.runtime.answer_history import Rating, RecordedAnswer
+from ragkv.api.runtime.request_context import Origin
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.api.schemas.common import DESCRIBED
 from ragkv.engine.kv_map import ChunkKVMap
@@ -29,6 +30,8 @@ _SUMMARY: dict[str, JsonValue] = {
     "ttft": 180.2,
     "total": 260.9,
     "full_ms": 850.0,
+    "origin": "api",
+    "rating": "up",
 }
 _CHUNK: dict[str, JsonValue] = {
     "chunk_id": "tarn#0",
@@ -63,6 +66,10 @@ class AnswerSummaryOut(BaseModel):
     """Milliseconds."""
     full_ms: float
     """Estimated milliseconds to the first token with full recompute; 0 if unknown."""
+    origin: Origin
+    """`page` if it was asked on the dashboard."""
+    rating: Rating
+    """What its user thinks of it: `up`, `down`, or empty."""
 
 
 class AnswerSummariesOut(BaseModel):
@@ -87,6 +94,10 @@ class AnswerOut(BaseModel):
     collection: str
     full_ms: float
     """Estimated milliseconds to the first token with full recompute; 0 if unknown."""
+    origin: Origin
+    """`page` if it was asked on the dashboard."""
+    rating: Rating
+    """What its user thinks of it: `up`, `down`, or empty."""
     question: str
     answer: str
     citations: list[Citation]
@@ -138,6 +149,8 @@ def to_answer_summary(recorded: RecordedAnswer, tenant: Tenant) -> dict[str, Any
         "ttft": report.timings_ms.ttft,
         "total": report.timings_ms.total,
         "full_ms": recorded.full_ms,
+        "origin": recorded.origin,
+        "rating": recorded.rating,
     }
 
 
@@ -148,6 +161,8 @@ def to_answer(recorded: RecordedAnswer, tenant: Tenant) -> dict[str, Any]:
         "when": recorded.when,
         "collection": tenant.outside(recorded.collection),
         "full_ms": recorded.full_ms,
+        "origin": recorded.origin,
+        "rating": recorded.rating,
     }
     return head | dataclasses.asdict(recorded.answer)
 

@@ -26,6 +26,7 @@ from ragkv.catalog import (
     feed,
     full_text,
     pgvector,
+    prices,
     segments,
     sources,
     turns,
@@ -49,7 +50,7 @@ from ragkv.catalog.models import (
 from ragkv.catalog.sqlite_file import SqliteFile
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import CatalogCorrupt, ConfigError, NotFound
-from ragkv.types import GRACE_SECONDS, Chunk, Document, Filter, Key
+from ragkv.types import GRACE_SECONDS, Chunk, Document, Filter, HourPrice, Key
 
 _STORED_TIMES = 16
 """Bytes that a document takes for a character of its text, at most: as text, in chunks, as words, in log and file."""
@@ -485,6 +486,25 @@ class Catalog:
         with self.write() as transaction:
             if not turns.remove(transaction, collection, conversation):
                 raise NotFound(f"collection {collection!r} has no conversation {conversation!r}")
+
+    @again_with_room
+    def read_again(self, collection: str, document_ids: Sequence[str]) -> None:
+        """Let the next ingest of these documents read them again, whatever model and chunk size have read them."""
+        with self.write() as transaction:
+            documents.read_again(transaction, collection, document_ids)
+
+    # Price
+
+    def hour_price(self) -> HourPrice | None:
+        """Return what an hour of the machine costs, or None if nobody has told it."""
+        with self.read() as transaction:
+            return prices.find(transaction)
+
+    @again_with_room
+    def record_hour_price(self, price: HourPrice | None) -> None:
+        """Record what an hour of the machine costs; None takes it back."""
+        with self.write() as transaction:
+            prices.record(transaction, price)
 
     # Vectors
 

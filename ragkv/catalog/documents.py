@@ -41,6 +41,7 @@ _MINE = _DOCUMENTS.c.collection == bindparam("of")
 _NAMED = (_MINE, _DOCUMENTS.c.id == bindparam("named"))
 _INSERT = insert(_DOCUMENTS).returning(_DOCUMENTS.c.row)
 _UPDATE = update(_DOCUMENTS).where(_DOCUMENTS.c.row == bindparam("at"))
+_READ_AGAIN = update(_DOCUMENTS).where(*_NAMED).values(reader="")
 _DELETE = delete(_DOCUMENTS).where(_DOCUMENTS.c.row == bindparam("at"))
 _CLEAR = delete(_DOCUMENTS).where(_MINE)
 _ROW = select(_DOCUMENTS.c.row, _DOCUMENTS.c.content_hash).where(*_NAMED)
@@ -66,7 +67,7 @@ class _Listing:
     """The form of a listing, without its values.
 
     shape: of the filter · whole: no collection is named · behind: it begins behind a place · words: it has so many ·
-    limited: it is a page
+    limited: it is a page · folder: it is of a folder
     """
 
     shape: FilterShape
@@ -76,6 +77,7 @@ class _Listing:
     behind: bool = False
     words: int = 0
     limited: bool = False
+    folder: bool = False
 
 
 def upsert(transaction: Transaction, version: DocumentVersion) -> tuple[int, list[Key]]:
@@ -144,8 +146,10 @@ def all_documents(
     """Return the documents of one collection, or of all (None), in this order; by default by (collection, id)."""
     shape, parameters = attributes.condition(transaction, collection or "", None)
     words = _words(transaction, order.words)
-    listing = _Listing(shape, order.sort, order.descending, collection is None, words=len(words))
-    return [_info(row) for row in transaction.execute(_listing(listing), {**parameters, **words})]
+    folder = {"folder": order.folder} if order.folder else {}
+    whole = collection is None
+    listing = _Listing(shape, order.sort, order.descending, whole, words=len(words), folder=bool(folder))
+    return [_info(row) for row in transaction.execute(_listing(listing), {**parameters, **words, **folder})]
 
 
 def page(
@@ -160,9 +164,16 @@ def page(
     shape, parameters = attributes.condition(transaction, collection, filter)
     words = _words(transaction, order.words)
     place = {} if after is None else {"value": after[0], "last": after[1]}
-    listing = _Listing(shape, order.sort, order.descending, behind=after is not None, words=len(words), limited=True)
-    found = transaction.execute(_listing(listing), {**parameters, **words, **place, "most": limit})
+    folder = {"folder": order.folder} if order.folder else {}
+    behind = after is not None
+    listing = _Listing(shape, order.sort, order.descending, False, behind, len(words), True, bool(folder))
+    found = transaction.execute(_listing(listing), {**parameters, **words, **place, **folder, "most": limit})
     return [_info(row) for row in found]
+
+
+def read_again(transaction: Transaction, collection: str, document_ids: Sequence[str]) -> None:
+    """Let the next ingest of these documents read them again, whatever has read them."""
+    transaction.execute_all(_READ_AGAIN, [{"of": collection, "named": each} for each in document_ids])
 
 
 def collections(transaction: Transaction, prefix: str) -> list[CollectionInfo]:
@@ -195,6 +206,9 @@ def _listing(listing: _Listing) -> Select[Any]:
         found = found.where(_DOCUMENTS.c.collection == bindparam("collection"))
     for number in range(listing.words):
         found = found.where(_contains(listing.shape, f"word{number}"))
+    if listing.folder:
+        begins = bindparam("folder", type_=_DOCUMENTS.c.id.type)
+        found = found.where(func.substr(_DOCUMENTS.c.id, 1, func.length(begins)) == begins)
     special: dict[str, ColumnElement[Any]] = {"bytes": _VERSIONS.c.bytes, "title": _TITLE}
     sorted_by = special[listing.sort] if listing.sort in special else _DOCUMENTS.c[listing.sort]
     identity = _DOCUMENTS.c.id

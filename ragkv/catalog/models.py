@@ -131,6 +131,7 @@ class DocumentOrder:
         sort: What they are sorted by.
         descending: Whether the largest comes first.
         words: Only documents whose id or title contains each of these words, in any case; "" for all.
+        folder: Only documents whose id begins so; "" for all. The id of a file is its path.
 
     Raises:
         InputError: `sort` is no SortField.
@@ -139,6 +140,7 @@ class DocumentOrder:
     sort: SortField = "id"
     descending: bool = False
     words: str = ""
+    folder: str = ""
 
     def __post_init__(self) -> None:
         if self.sort not in get_args(SortField):

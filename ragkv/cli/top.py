@@ -78,7 +78,7 @@ def top(
         bool, typer.Option("--once", help="Show it once and exit; the default if stdout is not a terminal.")
     ] = False,
 ) -> int:
-    """Watch a service: cache hits, ratios, times to the first token, rates, and what waits. Ctrl-C ends it."""
+    """Watch a service: times to the first token, what was saved, ratios, rates, and what waits. Ctrl-C ends it."""
     settings = settings_from(url=url, key=key)
     from ragkv.client import Client
 
@@ -137,16 +137,20 @@ def frame(record: TopRecord, url: str, fault: str) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    from ragkv.metrics.figures import FIGURES, shown
+
     seen, spans = record.latest, [record.lately(), record.ever(time.time())]
     table = Table(box=None, pad_edge=False, padding=(0, 4, 0, 0), header_style="dim")
     table.add_column("", min_width=18)
-    shown = [span for span in spans if span is not None]
-    for span in shown:
-        table.add_column("since the start" if span is shown[-1] else f"last {span.seconds:.0f} s", justify="right")
-    for name, figure in FIGURES:
-        table.add_row(name, *(figure(span) for span in shown))
+    listed = [span for span in spans if span is not None]
+    for span in listed:
+        table.add_column("since the start" if span is listed[-1] else f"last {span.seconds:.0f} s", justify="right")
+    for figure in FIGURES:
+        table.add_row(figure.name, *(shown(figure, span.sums, seen.price) for span in listed))
+    for name, detail in DETAILS:
+        table.add_row(name, *(detail(span) for span in listed))
     status = Text(printable(fault), style="bold red") if fault else _state(seen)
-    about = " · ".join(filter(None, (url, seen.model, seen.method, f"up {_age(shown[-1].seconds)}")))
+    about = " · ".join(filter(None, (url, seen.model, seen.method, f"up {_age(listed[-1].seconds)}")))
     return Group(
         Text(printable(f"ragkv  {about}"), style="bold"), status, Text(""), table, Text(""), Text(_waiting(seen))
     )
@@ -168,18 +172,10 @@ def _waiting(seen: ScrapedMetrics) -> str:
     )
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
+def _hits(span: TopSpan, tier: str) -> str:
+    from ragkv.metrics.figures import percent
 
-
-def _milliseconds(value: float | None) -> str:
-    return "–" if value is None else f"{value * 1000:,.0f} ms"
-
-
-def _bytes(count: int) -> str:
-    from rich import filesize
-
-    return f"-{filesize.decimal(-count)}" if count < 0 else filesize.decimal(count)
+    return percent(span.sums.hit_by(tier))
 
 
 def _rate(count: float, seconds: float) -> str:
@@ -192,21 +188,12 @@ def _age(seconds: float) -> str:
     return f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
-FIGURES: tuple[tuple[str, Callable[[TopSpan], str]], ...] = (
-    ("cache hit", lambda span: _share(span.sums.cache_hit)),
-    ("  gpu", lambda span: _share(span.sums.hit_by("gpu"))),
-    ("  host", lambda span: _share(span.sums.hit_by("host"))),
-    ("  store", lambda span: _share(span.sums.hit_by("store"))),
-    ("recompute", lambda span: _share(span.sums.recompute)),
-    ("sequence", lambda span: _share(span.sums.sequence)),
-    ("load", lambda span: _share(span.sums.load)),
-    ("bytes saved", lambda span: _bytes(span.sums.saved)),
-    ("TTFT p50", lambda span: _milliseconds(span.sums.seconds["ttft"].quantile(0.5))),
-    ("TTFT p95", lambda span: _milliseconds(span.sums.seconds["ttft"].quantile(0.95))),
-    ("by full", lambda span: _milliseconds(span.sums.full)),
-    ("answers", lambda span: str(span.sums.answered)),
-    ("answers/s", lambda span: _rate(span.sums.answered, span.seconds)),
-    ("tokens/s", lambda span: _rate(span.sums.tokens["generated"], span.seconds)),
-    ("not answered", lambda span: str(sum(span.sums.ended.values()))),
+DETAILS: tuple[tuple[str, Callable[[TopSpan], str]], ...] = (
+    ("Hits in gpu", lambda span: _hits(span, "gpu")),
+    ("Hits in host", lambda span: _hits(span, "host")),
+    ("Hits in store", lambda span: _hits(span, "store")),
+    ("Answers a second", lambda span: _rate(span.sums.answered, span.seconds)),
+    ("Tokens a second", lambda span: _rate(span.sums.tokens["generated"], span.seconds)),
+    ("Not answered", lambda span: str(sum(span.sums.ended.values()))),
 )
-"""Name of each figure, and its format."""
+"""Name of each figure that only this command shows, and its format."""

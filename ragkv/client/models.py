@@ -354,6 +354,8 @@ class Brief:
         ttft: Time to first token, in milliseconds.
         total: Total time, in milliseconds.
         full_ms: Estimated time to first token with full recompute, in milliseconds; 0 if unknown.
+        origin: Where it was asked: `api`, or `page` for the dashboard.
+        rating: What its user thinks of it: `up`, `down`, or empty.
     """
 
     id: str
@@ -365,6 +367,8 @@ class Brief:
     ttft: float
     total: float
     full_ms: float
+    origin: str = "api"
+    rating: str = ""
 
 
 @dataclass(frozen=True, config=_IGNORE_EXTRA)
@@ -393,6 +397,8 @@ class Recalled:
         answer: Text of the answer.
         citations: Retrieved chunks.
         report: Report of the answer.
+        origin: Where it was asked: `api`, or `page` for the dashboard.
+        rating: What its user thinks of it: `up`, `down`, or empty.
     """
 
     id: str
@@ -403,6 +409,8 @@ class Recalled:
     answer: str
     citations: tuple[Citation, ...]
     report: Report
+    origin: str = "api"
+    rating: str = ""
 
 
 @dataclass(frozen=True, config=_IGNORE_EXTRA)

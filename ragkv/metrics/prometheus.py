@@ -18,6 +18,7 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from ragkv.metrics.sums import BOUNDS, DRAFTS, OUTCOMES, STEPS, TIERS, TOKENS, Histogram, MetricSums
+from ragkv.types import HourPrice
 
 NO_TIER = "none"
 """Value of the label `tier` for chunks that no tier held."""
@@ -44,6 +45,7 @@ class ScrapedMetrics:
         wrong: Names of the readiness checks that fail.
         model: Name of the model; "" while the service does not know.
         method: The default method; "" while the service does not know.
+        price: Of an hour of the machine; None if nobody has told it.
     """
 
     sums: MetricSums
@@ -56,6 +58,7 @@ class ScrapedMetrics:
     wrong: tuple[str, ...]
     model: str
     method: str
+    price: HourPrice | None = None
 
 
 def families(sums: MetricSums) -> Iterator[Metric]:
@@ -123,6 +126,12 @@ def _unlabelled(sums: MetricSums) -> Iterator[Metric]:
         (),
         {(): sums.full_seconds},
     )
+    yield counter(
+        "ragkv_compared_seconds_total",
+        "Seconds to the first token of the answers for which ragkv_full_seconds_total was estimated.",
+        (),
+        {(): sums.compared_seconds},
+    )
 
 
 def counter(name: str, documentation: str, labels: Sequence[str], values: Mapping[L, float]) -> Metric:
@@ -150,6 +159,7 @@ def parse_metrics(text: str) -> ScrapedMetrics:
     samples = _Samples(text)
     if "ragkv_tokens_total" not in samples.by_name:
         raise ValueError("no ragkv_tokens_total")
+    prices = samples.by_labels("ragkv_hour_price", "currency", of=max)
     model, method = next(iter(samples.by_labels("ragkv_info", "model", "method")), ("", ""))
     return ScrapedMetrics(
         sums=_sums(samples),
@@ -162,6 +172,7 @@ def parse_metrics(text: str) -> ScrapedMetrics:
         wrong=tuple(check for (check,), ok in samples.by_labels("ragkv_ready", "check", of=min).items() if not ok),
         model=model,
         method=method,
+        price=next((HourPrice(amount, name) for (name,), amount in prices.items() if amount), None),
     )
 
 
@@ -211,6 +222,7 @@ def _sums(samples: _Samples) -> MetricSums:
         pulled=int(samples.value("ragkv_pulled_blocks_total") or 0),
         drafts={kind: int(drafts.get((kind,), 0)) for kind in DRAFTS},
         full_seconds=samples.value("ragkv_full_seconds_total") or 0.0,
+        compared_seconds=samples.value("ragkv_compared_seconds_total") or 0.0,
         seconds=_seconds(samples),
     )
 

@@ -100,6 +100,7 @@ class MetricSums:
         drafts: Tokens that speculation `drafted`, and those of them that were `accepted`.
         seconds: Durations by step; the steps are the fields of Timings.
         full_seconds: Estimated time to first token of the same questions with full recompute, in seconds.
+        compared_seconds: Time to first token of those questions for which that was estimated, in seconds.
     """
 
     answers: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class MetricSums:
     drafts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTS, 0))
     seconds: Mapping[str, Histogram] = field(default_factory=lambda: dict.fromkeys(STEPS, Histogram()))
     full_seconds: float = 0.0
+    compared_seconds: float = 0.0
 
     def since(self, earlier: MetricSums) -> MetricSums:
         """Return the sums of everything that happened after an earlier snapshot."""
@@ -126,6 +128,7 @@ class MetricSums:
             drafts=_minus(self.drafts, earlier.drafts),
             seconds={step: now.since(earlier.seconds[step]) for step, now in self.seconds.items()},
             full_seconds=self.full_seconds - earlier.full_seconds,
+            compared_seconds=self.compared_seconds - earlier.compared_seconds,
         )
 
     @property
@@ -154,9 +157,9 @@ class MetricSums:
         return _ratio(self.kv_bytes["heads"] + self.kv_bytes["loaded"], self.kv_bytes["context_kv"])
 
     @property
-    def saved(self) -> int:
-        """Bytes of the context's KV that were not read."""
-        return self.kv_bytes["context_kv"] - self.kv_bytes["heads"] - self.kv_bytes["loaded"]
+    def saved_seconds(self) -> float | None:
+        """How much sooner first tokens came than with full recompute, added up, in seconds; None if that is unknown."""
+        return self.full_seconds - self.compared_seconds if self.compared_seconds else None
 
     @property
     def cache_hit(self) -> float | None:
@@ -224,6 +227,7 @@ def _with_answer(sums: MetricSums, report: Report, full_ms: float) -> MetricSums
             for step, histogram in sums.seconds.items()
         },
         full_seconds=sums.full_seconds + full_ms / 1000,
+        compared_seconds=sums.compared_seconds + (report.timings_ms.ttft / 1000 if full_ms else 0.0),
     )
 
 

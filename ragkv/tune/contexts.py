@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Protocol
 
 from ragkv.errors import InputError
-from ragkv.tune.questions import Asked, questions
+from ragkv.evaluation.questions import Asked, questions
 
 Chunk = tuple[str, str]
 """(title, text)"""

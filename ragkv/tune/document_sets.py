@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from random import Random
 
 from ragkv.engine.calibration import CalibrationQuestion, CalibrationSet
+from ragkv.evaluation.questions import Asked
 from ragkv.tune.contexts import Context, Source
-from ragkv.tune.questions import Asked
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from random import Random
 from typing import Any
 
 from ragkv.errors import InputError
+from ragkv.evaluation.questions import Asked
 from ragkv.tune.contexts import Chunk, Context, TextPassage
-from ragkv.tune.questions import Asked
 
 Answer = Callable[[Sequence[Chunk], str], str]
 """Answers a question about chunks."""

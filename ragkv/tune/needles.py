@@ -6,8 +6,8 @@ from collections.abc import Callable
 from random import Random
 
 from ragkv.engine.needles import make_needles
+from ragkv.evaluation.questions import Asked
 from ragkv.tune.contexts import QUESTION_TOKENS, Context
-from ragkv.tune.questions import Asked
 
 MARGIN = 0.8
 """Share of the room that is filled: wrappers and titles come on top of what is asked for."""

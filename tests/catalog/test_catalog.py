@@ -38,7 +38,7 @@ from ragkv.errors import (
     RagkvError,
     StoreUnavailable,
 )
-from ragkv.types import Chunk, Document, Key
+from ragkv.types import Chunk, Document, HourPrice, Key
 from tests.catalogs import on_sqlite, undo_migrations
 
 WORDS = EmbedderIdentity("words", 4)
@@ -903,3 +903,35 @@ def test_the_file_is_safe_against_power_loss(catalog: Catalog) -> None:
         assert connection.exec_driver_sql("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.exec_driver_sql("PRAGMA synchronous").fetchone() == (2,)
         assert connection.exec_driver_sql("PRAGMA foreign_keys").fetchone() == (1,)
+
+
+def test_documents_are_listed_by_folder(catalog: Catalog) -> None:
+    for id in ("a%/one.md", "a%/b/two.md", "ab/three.md", "a.md"):
+        put(catalog, id, ["text"])
+    order = DocumentOrder(folder="a%/")
+    assert [info.id for info in catalog.documents("default", order)] == ["a%/b/two.md", "a%/one.md"]
+    first = catalog.page("default", None, 1, None, order)
+    assert [info.id for info in first] == ["a%/b/two.md"]
+    assert [info.id for info in catalog.page("default", order.place(first[0]), 5, None, order)] == ["a%/one.md"]
+
+
+def test_a_document_that_is_to_be_read_again_keeps_its_content(catalog: Catalog) -> None:
+    put(catalog, "a", ["text"])
+    put(catalog, "b", ["text"])
+    before = catalog.find("default", "a")
+    catalog.read_again("default", ["a", "gone"])
+    after, other = catalog.find("default", "a"), catalog.find("default", "b")
+    assert before is not None
+    assert after is not None
+    assert other is not None
+    assert after == replace(before, reader="")
+    assert other.reader == before.reader
+
+
+def test_the_price_of_an_hour_is_kept_and_taken_back(catalog: Catalog) -> None:
+    assert catalog.hour_price() is None
+    catalog.record_hour_price(HourPrice(2.5, "USD"))
+    catalog.record_hour_price(HourPrice(3.0, "EUR"))
+    assert catalog.hour_price() == HourPrice(3.0, "EUR")
+    catalog.record_hour_price(None)
+    assert catalog.hour_price() is None

@@ -20,6 +20,7 @@ from ragkv.cli import run
 from ragkv.cli.top import SPAN, TopRecord, TopSpan, scrape
 from ragkv.client import Client
 from ragkv.errors import Refused
+from ragkv.metrics.figures import duration
 from ragkv.metrics.prometheus import ScrapedMetrics
 from ragkv.metrics.sums import MetricSums
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
@@ -50,16 +51,17 @@ def test_one_frame_shows_the_figures_of_the_tally(asked: Service, capsys: pytest
     assert run(["top", "--url", asked.url, "--once"]) == 0
     printed, sums = rows(capsys.readouterr().out), asked.engine_thread.metrics.sums
     assert sums.answered == len(QUESTIONS)
-    assert printed["cache hit"] == [f"{sums.cache_hit:.1%}"]
-    assert printed["host"] == [f"{sums.hit_by('host'):.1%}"]
-    assert printed["recompute"] == [f"{sums.recompute:.1%}"]
-    assert printed["sequence"] == [f"{sums.sequence:.1%}"]
-    assert printed["load"] == [f"{sums.load:.1%}"]
-    for name, share in (("TTFT p50", 0.5), ("TTFT p95", 0.95)):
+    assert printed["Cache hits"] == [f"{sums.cache_hit:.1%}"]
+    assert printed["Hits in host"] == [f"{sums.hit_by('host'):.1%}"]
+    assert printed["Recomputed"] == [f"{sums.recompute:.1%}"]
+    assert printed["Kept"] == [f"{sums.sequence:.1%}"]
+    assert printed["Loaded"] == [f"{sums.load:.1%}"]
+    for name, share in (("First token, median", 0.5), ("First token, 95%", 0.95)):
         spent = sums.seconds["ttft"].quantile(share)
         assert spent is not None
-        assert printed[name] == [f"{spent * 1000:,.0f} ms"]
-    assert (printed["answers"], printed["not answered"]) == ([str(len(QUESTIONS))], [str(sum(sums.ended.values()))])
+        assert printed[name] == [duration(spent)]
+    assert printed["Time saved"] == [duration(sums.saved_seconds)]
+    assert (printed["Answers"], printed["Not answered"]) == ([str(len(QUESTIONS))], [str(sum(sums.ended.values()))])
 
 
 def test_the_last_minute_is_the_difference_of_two_looks(asked: Service) -> None:
@@ -139,7 +141,7 @@ def test_a_service_that_wants_a_key_is_told_in_words(tmp_path: Path, capsys: pyt
         assert "does not know this API key" in capsys.readouterr().err
         assert run(["top", "--url", locked.url, "--key", KEY]) == 0
         printed = capsys.readouterr().out
-    assert rows(printed)["cache hit"] == ["–"], "nothing was asked yet"
+    assert rows(printed)["Cache hits"] == ["–"], "nothing was asked yet"
     assert KEY not in printed
 
 

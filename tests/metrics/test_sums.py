@@ -20,7 +20,6 @@ def test_the_sums_are_those_of_the_reports(answered: list[Report]) -> None:
     assert sums.tokens["kept"] == sum(report.tokens.kept for report in answered)
     assert sums.sequence == sums.tokens["kept"] / sum(report.tokens.context for report in answered)
     assert sums.recompute == sum(report.tokens.recomputed for report in answered) / sums.tokens["context"]
-    assert sums.saved == sum(each.bytes.context_kv - each.bytes.heads - each.bytes.loaded for each in answered)
     assert sum(sums.lookups.values()) == sum(report.cache.chunks for report in answered)
     assert sums.pulled == sum(report.decoding.pulled for report in answered)
     drafts = [report.decoding.speculation for report in answered if report.decoding.speculation is not None]
@@ -94,3 +93,15 @@ def test_the_sums_of_the_tenants_add_up_to_those_of_all() -> None:
         "acme": dict.fromkeys(OUTCOMES, 0) | {"failed": 1, "expired": 1},
         "zeta": dict.fromkeys(OUTCOMES, 0) | {"failed": 1},
     }
+
+
+@given(st.lists(reports(), min_size=1, max_size=6))
+def test_saved_time_counts_the_answers_alone_whose_full_prefill_was_estimated(answered: list[Report]) -> None:
+    recorder = MetricsRecorder()
+    assert recorder.sums.saved_seconds is None
+    for number, report in enumerate(answered):
+        recorder.answered(report, 5000.0 if number % 2 == 0 else 0.0)
+    compared = answered[::2]
+    expected = sum(5.0 - report.timings_ms.ttft / 1000 for report in compared)
+    known = any(report.timings_ms.ttft for report in compared)
+    assert recorder.sums.saved_seconds == (pytest.approx(expected) if known else None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.tune.questions import UNKNOWN
+from ragkv.evaluation.questions import UNKNOWN
 from tools.adapter.asked_by_people import (
     PeopleSource,
     content_words,

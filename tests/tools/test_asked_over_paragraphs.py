@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ragkv.evaluation.questions import UNKNOWN
 from ragkv.tune.contexts import Chunk
-from ragkv.tune.questions import UNKNOWN
 from tools.adapter.asked_by_people import word_runs
 from tools.adapter.asked_over_paragraphs import HopParams, HopSource, read_hops
 

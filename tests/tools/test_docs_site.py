@@ -30,7 +30,7 @@ def schema() -> dict[str, Any]:
         ("results/cpu.md", "[card](../../models/tiny/README.md)", "[card](../models/tiny.md)"),
         ("models/tiny.md", "[a](../../docs/results/cpu.md)", "[a](../results/cpu.md)"),
         ("index.md", "[a](notebooks/quickstart.ipynb)", "[a](notebooks/quickstart.md)"),
-        ("tuning.md", "see [the rules](../ragkv/tune/questions.py).", "see the rules."),
+        ("tuning.md", "see [the rules](../ragkv/evaluation/questions.py).", "see the rules."),
         ("index.md", "![a](images/paths.svg)", "![a](images/paths.svg)"),
         ("index.md", "[a](https://semver.org)", "[a](https://semver.org)"),
         ("index.md", "`[a](../tools/gpu.py)`", "`[a](../tools/gpu.py)`"),

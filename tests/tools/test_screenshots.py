@@ -33,3 +33,8 @@ def test_letters_of_one_style_share_a_group_and_others_do_not() -> None:
         f'<g style="m">\n{letter.format("a")}</g>\n{letter.format("a")}',
     ):
         assert compacted(apart) == apart
+
+
+def test_letters_that_are_indented_share_a_group_too() -> None:
+    letter = '<g style="fill:a">\n  <use x="1"/>\n</g>\n'
+    assert compacted(letter * 2) == '<g style="fill:a">\n<use x="1"/>\n<use x="1"/>\n</g>\n'

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
+from ragkv.evaluation.questions import Asked
 from ragkv.tune.contexts import Context, ProseSource, TextPassage
 from ragkv.tune.document_sets import DocumentSetParams, document_sets
-from ragkv.tune.questions import Asked
 
 SAMPLES = sorted((Path(__file__).parents[2] / "ragkv" / "samples").glob("*.md"))
 

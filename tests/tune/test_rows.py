@@ -13,11 +13,11 @@ from torch import Tensor
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.registry import make_method
+from ragkv.evaluation.questions import Asked
 from ragkv.model.decoder import DecoderModel
 from ragkv.timing import StepTimer
 from ragkv.tune.contexts import Context
 from ragkv.tune.masks import RowBatch, full_mask, stored_mask
-from ragkv.tune.questions import Asked
 from ragkv.tune.rows import CHUNK, COPY, PADDING, PREFIX, QUESTION, DropParams, RowMaker, TrainingRow
 from ragkv.tune.training import columns
 

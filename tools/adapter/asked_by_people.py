@@ -23,8 +23,8 @@ from random import Random
 from typing import Any
 from urllib.parse import unquote
 
+from ragkv.evaluation.questions import UNKNOWN, Asked
 from ragkv.tune.contexts import SMALLEST, TRIES, Chunk, Context
-from ragkv.tune.questions import UNKNOWN, Asked
 
 WORDS = 110
 """Longer paragraphs are split after sentences into pieces of about so many words."""

@@ -23,8 +23,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from ragkv.evaluation.questions import UNKNOWN, Asked
 from ragkv.tune.contexts import SMALLEST, TRIES, Chunk, Context
-from ragkv.tune.questions import UNKNOWN, Asked
 from tools.adapter.asked_by_people import LONGEST_ANSWER, content_words, longbench_line, word_runs
 
 QUESTION_TOKENS = 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from ragkv.evaluation.questions import Asked
 from ragkv.tune.contexts import Context
-from ragkv.tune.questions import Asked
 from tools.demo_model.near import Near
 from tools.demo_model.rows import MOST_CHUNKS, PIECE_TOKENS, RowMaker
 from tools.demo_model.shape import Shape

@@ -12,9 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from ragkv.evaluation.lexicon import (
+    ADVERBS,
+    AUXILIARIES,
+    DETERMINERS,
+    PREPOSITIONS,
+    PRONOUNS,
+    SUBORDINATORS,
+    VERBS,
+    regular,
+)
+from ragkv.evaluation.questions import Asked
 from ragkv.tune.contexts import Context, Source
-from ragkv.tune.lexicon import ADVERBS, AUXILIARIES, DETERMINERS, PREPOSITIONS, PRONOUNS, SUBORDINATORS, VERBS, regular
-from ragkv.tune.questions import Asked
 
 WORD_SHARE = 0.4
 """Probability that a word with a synonym is replaced, in a question that is paraphrased at all."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ragkv.metrics.figures import FIGURES
 from ragkv.metrics.sums import OUTCOMES
 
 
@@ -39,14 +40,14 @@ def share(part: str, whole: str, span: str) -> str:
     return f"sum(rate({part}[{span}])) / (sum(rate({whole}[{span}])) > 0)"
 
 
-def quantile(rank: float, step: str) -> str:
+def quantile(rank: float, step: str, span: str) -> str:
     """Of the seconds of a step."""
-    return f'histogram_quantile({rank}, sum by (le) (rate(ragkv_step_seconds_bucket{{step="{step}"}}[{EACH}])))'
+    return f'histogram_quantile({rank}, sum by (le) (rate(ragkv_step_seconds_bucket{{step="{step}"}}[{span}])))'
 
 
-def tile(title: str, says: str, expression: str, unit: str = "percentunit") -> Panel:
+def tile(title: str, says: str, expression: str, unit: str, width: int) -> Panel:
     """One figure for the whole view."""
-    return Panel(title, says, unit, (Query(expression, title),), "stat", width=4, height=4)
+    return Panel(title, says, unit, (Query(expression, title),), "stat", width=width, height=4)
 
 
 EACH, ALL = "$__rate_interval", "$__range"
@@ -56,22 +57,30 @@ KV, READ = 'ragkv_kv_bytes_total{source="context"}', 'ragkv_kv_bytes_total{sourc
 TTFT = 'ragkv_step_seconds_count{step="ttft"}'
 STEPS = 'ragkv_step_seconds_sum{step!~"ttft|total"}'
 
-TILES = (
-    tile("Cache hit", "Chunks found in any tier, of those looked up.", share(HITS, LOOKUPS, ALL)),
-    tile("Recompute", "Tokens computed again, of the context's.", share(AGAIN, CONTEXT, ALL)),
-    tile("Sequence", "Tokens attended to, of the context's.", share(KEPT, CONTEXT, ALL)),
-    tile("Load", "Bytes read, head records included, of the context's KV.", share(READ, KV, ALL)),
-    tile(
-        "Bytes saved",
-        "Of the context's KV, what nobody had to read.",
-        f"sum(increase({KV}[{ALL}])) - sum(increase({READ}[{ALL}]))",
-        "bytes",
-    ),
-    tile("Answers", "Questions answered.", f"sum(increase(ragkv_answers_total[{ALL}]))", "short"),
+SAVED = f"(sum(increase(ragkv_full_seconds_total[{ALL}])) - sum(increase(ragkv_compared_seconds_total[{ALL}])))"
+_TILES = {
+    "First token, median": quantile(0.5, "ttft", ALL),
+    "First token, 95%": quantile(0.95, "ttft", ALL),
+    "Full prefill, estimated": f"sum(rate(ragkv_full_seconds_total[{ALL}])) / (sum(rate({TTFT}[{ALL}])) > 0)",
+    "Time saved": SAVED,
+    "Money saved": f"{SAVED} / 3600 * (max(ragkv_hour_price) > 0)",
+    "Answers": f"sum(increase(ragkv_answers_total[{ALL}]))",
+    "Cache hits": share(HITS, LOOKUPS, ALL),
+    "Recomputed": share(AGAIN, CONTEXT, ALL),
+    "Kept": share(KEPT, CONTEXT, ALL),
+    "Loaded": share(READ, KV, ALL),
+}
+_NARROW = 6
+"""Figures of the first line; the others have the second one."""
+_UNITS = {"seconds": "s", "share": "percentunit", "count": "short", "money": "short"}
+TILES = tuple(
+    tile(each.name, each.says, _TILES[each.name], _UNITS[each.form], 4 if at < _NARROW else 6)
+    for at, each in enumerate(FIGURES)
 )
+"""The figures that the overview and `ragkv top` show, too."""
 RATIOS = (
     Panel(
-        "Cache hit by tier",
+        "Cache hits by tier",
         "Of the chunks looked up, how many each tier had. What is missing to 100% was encoded again.",
         "percentunit",
         (
@@ -84,13 +93,13 @@ RATIOS = (
         share=True,
     ),
     Panel(
-        "Sequence, recompute, load",
+        "Kept, recomputed, loaded",
         "Of the context: tokens attended to, tokens computed again, bytes of KV read.",
         "percentunit",
         (
-            Query(share(KEPT, CONTEXT, EACH), "sequence"),
-            Query(share(AGAIN, CONTEXT, EACH), "recompute"),
-            Query(share(READ, KV, EACH), "load"),
+            Query(share(KEPT, CONTEXT, EACH), "kept"),
+            Query(share(AGAIN, CONTEXT, EACH), "recomputed"),
+            Query(share(READ, KV, EACH), "loaded"),
         ),
     ),
     Panel(
@@ -109,11 +118,11 @@ LATENCY = (
         "Retrieval and loading included.",
         "s",
         (
-            Query(quantile(0.5, "ttft"), "p50"),
-            Query(quantile(0.95, "ttft"), "p95"),
+            Query(quantile(0.5, "ttft", EACH), "median"),
+            Query(quantile(0.95, "ttft", EACH), "95%"),
             Query(
                 f"sum(rate(ragkv_full_seconds_total[{EACH}])) / (sum(rate({TTFT}[{EACH}])) > 0)",
-                "full recompute, estimated",
+                "full prefill, estimated",
             ),
         ),
     ),
@@ -133,7 +142,7 @@ LATENCY = (
         "Whole answers",
         "From the first look at the question to the last token. Waiting in the line is not in it.",
         "s",
-        (Query(quantile(0.5, "total"), "p50"), Query(quantile(0.95, "total"), "p95")),
+        (Query(quantile(0.5, "total", EACH), "median"), Query(quantile(0.95, "total", EACH), "95%")),
     ),
 )
 TRAFFIC = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ragkv.api.app
@@ -9,10 +10,12 @@ from ragkv.api.runtime.answer_history import RecordedAnswer
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.cli import main
 from ragkv.engine.kv_map import KVMap
+from ragkv.passages import Citation, Mark
 from ragkv.report import (
     Answer,
     ByteCounts,
     CacheReport,
+    ChunkReport,
     DecodeReport,
     PrefillReport,
     Ratios,
@@ -24,6 +27,8 @@ from ragkv.report import (
 
 ANSWERS = 10_000
 TENANT = "zeta"
+JUDGED = "Was the mill of Orm burnt down in 1901?"
+"""A recorded question whose answer is a judgement."""
 
 
 def fill(engine_thread: EngineThread) -> None:
@@ -44,10 +49,21 @@ def fill(engine_thread: EngineThread) -> None:
             chunks=(),
         )
         answer = Answer(f"Question {number}?", "An answer.", (), report)
+        if number == ANSWERS - 5:
+            answer = judged(report)
         engine_thread.metrics.answered(report, 600.0, TENANT)
         engine_thread.history.record(
             RecordedAnswer(f"id{number}", TENANT, f"{TENANT}:default", "", answer, KVMap(16, 12, ()), 600.0)
         )
+
+
+def judged(report: Report) -> Answer:
+    """Return an answer `yes` with the sentence that decides."""
+    text = "The mill stood on a hill. The mill of Orm was burnt down in 1901. Nobody was hurt."
+    start, end = text.index("The mill of"), text.index(" Nobody")
+    cited = Citation("mill", "mill#0", "Orm", 0.5, text=text, start=0, marks=(Mark(start, end, start, end),))
+    chunk = ChunkReport("mill#0", "mill", "Orm", 20, 1, (1.0,), 0.0)
+    return Answer(JUDGED, "yes", (cited,), replace(report, chunks=(chunk,), held=1.0))
 
 
 def create_app(*given: Any, **named: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.api.dashboard.browser import tab
-from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk, log_in
+from tests.api.dashboard.conftest import BRIDGE, QUESTIONS, Desk, log_in
+from tests.api.dashboard.loaded import JUDGED
 
 LETTERS = {"k": "kept", "r": "recomputed", "p": "pulled in later", "d": "dropped"}
 
@@ -45,8 +47,11 @@ def test_an_empty_start_offers_examples_and_the_collections(desk: Desk) -> None:
         page.get_by_role("combobox", name="Collection").click()
         expect(page.get_by_role("option", name="default (2)")).to_be_visible()
         page.keyboard.press("Escape")
-        page.get_by_role("button", name=f"What does “{HARBOUR['title']}” say?").click()
-        expect(page.get_by_role("region", name="Answer").get_by_role("heading")).to_have_text("What does “Tarn” say?")
+        example = page.locator(".examples").get_by_role("button").first
+        expect(example).to_be_visible(timeout=20_000)
+        question = example.inner_text()
+        example.click()
+        expect(page.get_by_role("region", name="Answer").get_by_role("heading")).to_have_text(question)
         expect(page.get_by_text("Map of the KV blocks")).to_be_visible(timeout=20_000)
         expect(page.get_by_role("heading", name="Ask your documents")).to_be_hidden()
         desk.newest()
@@ -63,7 +68,9 @@ def test_a_number_opens_the_passage_with_the_answers_words_marked(desk: Desk) ->
         page.keyboard.press("Enter")
         passage = answer.get_by_role("region", name=f"Passage {number}")
         expect(passage.locator("mark")).to_have_text("Otto Lindqvist")
-        assert passage.locator("blockquote").inner_text() == citations[number - 1]["text"]
+        assert citations[number - 1]["text"].startswith("## Bridges")
+        expect(passage.locator("blockquote h2")).to_have_text("Bridges")
+        expect(passage.locator("blockquote p")).to_have_text(citations[number - 1]["text"].partition("\n\n")[2])
         expect(passage.locator("header")).to_contain_text("Mell")
         expect(passage.locator("header")).to_contain_text("Bridges · chunk 1")
         expect(answer.get_by_role("list", name="Passages").locator(".source b")).to_have_count(1)
@@ -284,3 +291,143 @@ def test_a_question_beyond_the_limit_of_its_tenant_is_refused(desk: Desk) -> Non
             page.get_by_label("Question").fill("Who?")
             page.get_by_role("button", name="Ask", exact=True).click()
             expect(page.get_by_role("alert").last).to_contain_text(said)
+
+
+def test_a_yes_shows_the_sentence_that_decides_before_what_was_searched(desk: Desk) -> None:
+    with tab(desk.browser, f"{desk.url}/dashboard") as (page, _):
+        log_in(page, desk.other_key)
+        history = page.get_by_role("complementary", name="History")
+        history.get_by_role("button", name="API").click()
+        history.locator(".entry").filter(has_text=JUDGED).click()
+        answer = page.get_by_role("region", name="Answer")
+        expect(answer.locator(".answer")).to_contain_text("yes")
+        expect(answer.get_by_text("Searched 1 passage of 1 document.")).to_be_visible()
+        deciding, listed = answer.locator(".deciding"), answer.get_by_role("list", name="Passages")
+        expect(deciding).to_contain_text("This sentence decides:")
+        expect(deciding.locator("blockquote")).to_have_text("The mill of Orm was burnt down in 1901.")
+        above, below = deciding.bounding_box(), listed.bounding_box()
+        assert above is not None
+        assert below is not None
+        assert above["y"] < below["y"]
+
+
+def test_an_unknown_shows_the_passages_that_were_searched(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        answer = ask(page, "What is the price of bananas in Lima?")
+        recorded = desk.newest()
+        expect(answer.get_by_text("Searched 2 passages of 2 documents.")).to_be_visible()
+        expect(answer.locator(".source b")).to_have_count(2)
+        if recorded["answer"] == "unknown":
+            answer.locator(".source").first.click()
+            expect(answer.locator(".passage blockquote")).not_to_be_empty()
+
+
+def test_an_answer_is_copied_with_the_places_of_its_passages(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        answer = ask(page, QUESTIONS[1])
+        answer.get_by_role("button", name="Copy").click()
+        expect(answer.get_by_role("button", name="Copied")).to_be_visible()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied.startswith(desk.newest()["answer"])
+        assert "Mell, Bridges · chunk 1" in copied
+
+
+def test_a_rating_is_kept_with_the_answer_and_taken_back(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        answer = ask(page, QUESTIONS[0])
+        id = desk.newest()["id"]
+        good, bad = (answer.get_by_role("button", name=name) for name in ("Good answer", "Bad answer"))
+        for button, rating in ((good, "up"), (bad, "down"), (bad, "")):
+            button.click()
+            expect(button).to_have_attribute("aria-pressed", "true" if rating else "false")
+            assert desk.client.get(f"/v1/answers/{id}").json()["rating"] == rating
+        good.click()
+        history = page.get_by_role("complementary", name="History")
+        expect(history.locator("li").first.get_by_label("Good answer")).to_be_visible()
+
+
+def test_a_question_is_asked_again_with_full(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        answer = ask(page, QUESTIONS[0])
+        desk.newest()
+        answer.get_by_role("button", name="Ask again with full").click()
+        answers = page.get_by_role("region", name="Answer")
+        expect(answers).to_have_count(2)
+        expect(answers.last.get_by_text("Map of the KV blocks")).to_be_visible(timeout=20_000)
+        expect(answers.last.get_by_role("button", name="Ask again with full")).to_have_count(0)
+        assert desk.newest()["report"]["method"] == "full"
+
+
+@pytest.mark.parametrize("kind", ["Markdown", "JSON"])
+def test_a_conversation_is_exported_with_its_ratings(desk: Desk, kind: str) -> None:
+    with desk.page("Ask") as page:
+        for question in QUESTIONS[:2]:
+            answer = ask(page, question)
+            desk.newest()
+        answer.get_by_role("button", name="Bad answer").click()
+        expect(answer.get_by_role("button", name="Bad answer")).to_have_attribute("aria-pressed", "true")
+        page.get_by_role("button", name="Export").click()
+        with page.expect_download() as download:
+            page.get_by_text(kind, exact=True).click()
+        text = download.value.path().read_text("utf-8")
+        if kind == "JSON":
+            answers = json.loads(text)
+            assert [each["question"] for each in answers] == list(QUESTIONS[:2])
+            assert [each["rating"] for each in answers] == ["", "down"]
+            assert answers[1]["citations"]
+        else:
+            assert [line for line in text.splitlines() if line.startswith("## ")] == [f"## {q}" for q in QUESTIONS[:2]]
+            assert "rated bad" in text
+            assert "1\\. Mell" in text or "1. Mell" in text or "2. Mell" in text
+
+
+def test_the_history_is_searched_and_lists_page_and_api_apart(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        ask(page, QUESTIONS[0])
+        desk.newest()
+        desk.ask("When was the bridge of Mell painted green at dusk?")
+        history = page.get_by_role("complementary", name="History")
+        entries = history.locator(".entry")
+        expect(entries.filter(has_text="at dusk")).to_have_count(0)
+        history.get_by_role("button", name="API").click()
+        expect(entries.filter(has_text="at dusk").first).to_be_visible()
+        history.get_by_label("Search the history").fill("DUSK mell")
+        expect(entries.filter(has_text="harbour")).to_have_count(0)
+        expect(entries.first).to_contain_text("at dusk")
+        history.get_by_role("button", name="Page", exact=True).click()
+        expect(history).to_contain_text("No question or answer has these words.")
+        history.get_by_label("Search the history").fill("")
+        expect(entries.first).to_contain_text(QUESTIONS[0])
+
+
+def test_an_entry_of_the_history_is_deleted_once_the_user_agrees(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        ask(page, QUESTIONS[2])
+        gone = desk.newest()["id"]
+        history = page.get_by_role("complementary", name="History")
+        drop = history.get_by_role("button", name=f"Delete from the history: {QUESTIONS[2]}").first
+        drop.click()
+        page.get_by_role("button", name="Keep").click()
+        assert desk.client.get(f"/v1/answers/{gone}").status_code == 200
+        drop.click()
+        page.get_by_role("button", name="Delete", exact=True).click()
+        expect(page.get_by_role("region", name="Answer")).to_have_count(0)
+        assert desk.client.get(f"/v1/answers/{gone}").status_code == 404
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 700), (390, 700)])
+def test_the_question_box_covers_nothing(desk: Desk, width: int, height: int) -> None:
+    with desk.page("Ask", width=width) as page:
+        page.set_viewport_size({"width": width, "height": height})
+        for question in QUESTIONS:
+            ask(page, question)
+            desk.newest()
+        for end in ("0", "1e9", "200"):
+            page.locator(".thread").evaluate(f"each => each.scrollTop = {end}")
+            thread, composer = page.locator(".thread").bounding_box(), page.locator(".composer").bounding_box()
+            assert thread is not None
+            assert composer is not None
+            assert thread["y"] + thread["height"] <= composer["y"]
+            assert composer["y"] + composer["height"] <= height
+            assert page.locator(".thread").evaluate("each => each.scrollHeight > each.clientHeight")

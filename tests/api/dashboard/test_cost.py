@@ -37,7 +37,7 @@ def test_an_open_page_costs_less_than_two_hundredths_of_a_processor(desk: Desk) 
         log_in(page, desk.other_key)
         noted.faults.clear()
         page.get_by_role("tab", name="Overview").click()
-        expect(page.get_by_role("region", name="Bytes saved").locator(".note")).to_contain_text("answers")
+        expect(page.get_by_role("region", name="Time saved").locator(".note")).to_contain_text("answers")
         expect(page.get_by_role("button", name=f"Question {ANSWERS - 1}?")).to_be_visible()
         page.wait_for_timeout(2000)
         share = 1.0

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from ragkv.api.dashboard.documents import find_pending
+from ragkv.api.dashboard.document_rows import common_tags, find_pending, folders_of
+from ragkv.api.dashboard.documents import FORMAT_NAMES
+from ragkv.api.dashboard.formatting import size
 from ragkv.api.dashboard.jobs import work_of
+from ragkv.catalog import DocumentInfo
+from ragkv.ingest.folders import SUFFIXES
 from ragkv.ingest.jobs import Counts, IngestJob, JobEntry, JobFault
 from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk
+from tests.api.dashboard.test_ask import choose_option
 
 
 def choose_collection(page: Page, name: str) -> None:
@@ -117,6 +123,84 @@ def test_on_a_phone_the_viewer_has_its_tabs_and_close_in_one_line_each(desk: Des
         assert close["y"] < title["y"] + title["height"]
         expect(viewer.locator(".q-tabs__arrow--right")).to_be_hidden()
         page.keyboard.press("Escape")
+
+
+def test_all_formats_that_can_be_read_are_named(desk: Desk) -> None:
+    assert set(FORMAT_NAMES) == set(SUFFIXES)
+    with desk.page("Documents") as page:
+        drop = page.get_by_role("region", name="Add documents")
+        for name in ("Text", "PowerPoint", "Excel", "EPUB", "e-mail", "TSV", "JSON lines"):
+            expect(drop).to_contain_text(name)
+
+
+def test_documents_are_found_by_folder_and_by_tag_and_ingested_again(desk: Desk) -> None:
+    documents = [
+        {"id": "tides/2024/spring.md", "title": "Spring", "text": "High water at six.", "metadata": {"kind": "tide"}},
+        {"id": "tides/moon.md", "title": "Moon", "text": "The moon pulls.", "metadata": {"kind": "note", "year": 2024}},
+        {"id": "log.md", "title": "Log", "text": "Nothing new.", "metadata": {"kind": "note"}},
+    ]
+    given = [{**each, "collection": "sea"} for each in documents]
+    assert desk.client.post("/v1/documents?wait=true", json={"documents": given}).json()["status"] == "completed"
+    with desk.page("Documents") as page:
+        choose_collection(page, "sea")
+        listed = page.get_by_role("region", name="Documents", exact=True)
+        expect_titles(listed, ["Log", "Moon", "Spring"])
+        tags = listed.locator("tbody tr").filter(has_text="Moon").locator(".tag")
+        expect(tags).to_have_text(["kind: note", "year: 2024"])
+        choose_option(page, "Folder", "tides/ (2)")
+        expect_titles(listed, ["Moon", "Spring"])
+        choose_option(page, "Folder", "tides/2024/ (1)")
+        expect_titles(listed, ["Spring"])
+        choose_option(page, "Folder", "all")
+        choose_option(page, "Tag", "kind: note")
+        expect_titles(listed, ["Log", "Moon"])
+        choose_option(page, "Tag", "all")
+        expect_titles(listed, ["Log", "Moon", "Spring"])
+        before = desk.client.get("/v1/documents/log.md?collection=sea").json()
+        listed.get_by_role("checkbox", name="Choose Log").check()
+        listed.get_by_role("button", name="Ingest again").click()
+        for _ in range(100):
+            after = desk.client.get("/v1/documents/log.md?collection=sea").json()
+            if after["updated"] > before["updated"]:
+                break
+            page.wait_for_timeout(100)
+        assert after["updated"] > before["updated"]
+        assert (after["version"], after["hash"], after["created"]) == (1, before["hash"], before["created"])
+        choose_collection(page, "default")
+
+
+def expect_titles(listed: Locator, titles: list[str]) -> None:
+    """Wait until exactly these documents are listed, in any order."""
+    links = listed.locator("tbody .of-title .link")
+    expect(links).to_have_count(len(titles))
+    for title in titles:
+        expect(links.filter(has_text=title)).to_have_count(1)
+
+
+def test_a_document_tells_its_kv_before_and_after_and_what_a_question_saves(desk: Desk) -> None:
+    stored = desk.client.get("/v1/documents/harbour").json()
+    with desk.page("Documents") as page:
+        row = page.get_by_role("row", name=HARBOUR["title"])
+        expect(row.locator(".of-kv")).to_have_text(f"{size(stored['kv_bytes'])} → {size(stored['stored_bytes'])}")
+        assert re.fullmatch(r"≈ [\d.]+ (ms|s)", row.locator(".of-saves").inner_text())
+        listed = page.get_by_role("region", name="Documents", exact=True)
+        expect(listed).to_contain_text(re.compile(r"KV .+ as computed, ≈ .+ in the store"))
+        row.get_by_role("button", name=HARBOUR["title"], exact=True).click()
+        viewer = page.get_by_role("dialog")
+        viewer.get_by_role("tab", name="Metadata").click()
+        expect(viewer.get_by_role("tabpanel").last).to_contain_text("question over it saves")
+        page.keyboard.press("Escape")
+
+
+def test_folders_count_what_is_below_them_and_tags_are_single_values() -> None:
+    infos = [info("a/b/one", {"kind": "x", "n": [1, 2], "deep": {"no": 1}}), info("a/two", {}), info("three", {})]
+    assert folders_of(infos) == {"a/": 2, "a/b/": 1}
+    assert common_tags(infos) == [("kind", "x"), ("n", 1), ("n", 2)]
+
+
+def info(id: str, metadata: dict[str, object]) -> DocumentInfo:
+    """Return a document with this id and metadata."""
+    return DocumentInfo("c", id, id, metadata, "", "", 1, 1, 1.0, 1.0, 1, 1)
 
 
 def test_only_the_newest_job_of_a_document_says_whether_it_is_pending() -> None:

@@ -407,3 +407,42 @@ def test_answers_of_several_threads_are_all_recorded_at_different_times() -> Non
     found = history.page("", 1000)
     assert len(found) == 800
     assert [each.when for each in found] == sorted({each.when for each in found}, reverse=True)
+
+
+def test_a_rating_is_kept_with_its_answer_until_the_answer_goes() -> None:
+    history = AnswerHistory(2)
+    for number in range(2):
+        history.record(recorded(number))
+    rated = history.rate("", "id-0", "down")
+    assert rated is not None
+    assert [(each.id, each.rating) for each in history.page("", 5)] == [("id-1", ""), ("id-0", "down")]
+    assert history.rate("other", "id-0", "up") is None
+    history.record(recorded(2))
+    assert history.rate("", "id-0", "up") is None
+
+
+def test_a_page_of_wanted_answers_is_full_although_others_lie_between() -> None:
+    history = AnswerHistory(100)
+    for number in range(20):
+        history.record(recorded(number))
+    found = history.page("", 3, which=lambda each: int(each.id.removeprefix("id-")) % 5 == 0)
+    assert [each.id for each in found] == ["id-15", "id-10", "id-5"]
+
+
+def test_an_answer_of_the_api_says_so_and_one_of_the_page_too(service: Service, collection: str) -> None:
+    asked = {**ASK, "collection": collection}
+    assert service.client.post("/v1/answers", json=asked, headers={"X-Request-ID": "by-api"}).status_code == 200
+    with working_for(RequestContext("by-page", origin="page")):
+        service.engine_thread.ask(ASK["question"], AskOptions(collection)).result(60)
+    found = {each["id"]: each for each in service.client.get("/v1/answers").json()["answers"]}
+    assert (found["by-api"]["origin"], found["by-page"]["origin"]) == ("api", "page")
+    assert found["by-api"]["rating"] == ""
+
+
+def test_a_rehearsed_question_is_in_no_history_and_no_metrics(service: Service, collection: str) -> None:
+    before, known = service.engine_thread.metrics.sums.answered, service.client.get("/v1/answers").json()
+    with working_for(RequestContext("rehearsed")):
+        answer = service.engine_thread.ask(ASK["question"], AskOptions(collection), rehearsed=True).result(60)
+    assert answer.answer
+    assert service.engine_thread.metrics.sums.answered == before
+    assert service.client.get("/v1/answers").json() == known

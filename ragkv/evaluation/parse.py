@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ragkv.tune.clauses import YEAR, Clause, Phrase, Span, between, dated, phrase_of, tail, words
-from ragkv.tune.lexicon import (
+from ragkv.evaluation.clauses import YEAR, Clause, Phrase, Span, between, dated, phrase_of, tail, words
+from ragkv.evaluation.lexicon import (
     ADVERBS,
     AUXILIARIES,
     BE,

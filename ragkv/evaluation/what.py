@@ -6,8 +6,8 @@ import random
 import re
 from collections.abc import Iterator
 
-from ragkv.tune.clauses import Span
-from ragkv.tune.drafts import (
+from ragkv.evaluation.clauses import Span
+from ragkv.evaluation.drafts import (
     AGENTIVE,
     STRANDED,
     Draft,
@@ -17,8 +17,8 @@ from ragkv.tune.drafts import (
     leading,
     without_object,
 )
-from ragkv.tune.lexicon import UNITS
-from ragkv.tune.noun_phrases import bare, clear, counted, person, proper
+from ragkv.evaluation.lexicon import UNITS
+from ragkv.evaluation.noun_phrases import bare, clear, counted, person, proper
 
 
 def thing(rng: random.Random, told: Told) -> Iterator[Draft]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ragkv.tune.clauses import Span
-from ragkv.tune.lexicon import (
+from ragkv.evaluation.clauses import Span
+from ragkv.evaluation.lexicon import (
     ADVERBS,
     DETERMINERS,
     FIRST_NAMES,

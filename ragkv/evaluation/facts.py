@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ragkv.tune.blanks import blanks
-from ragkv.tune.clauses import Clause, Span, sentences, tail, words
-from ragkv.tune.drafts import Draft, ParsedChunk, Told
-from ragkv.tune.lexicon import ADVERBS, AUXILIARIES, DETERMINERS, LEADS, PAST, VAGUE
-from ragkv.tune.noun_phrases import clear, lowered, people, person, proper, specific
-from ragkv.tune.parse import passive, read
-from ragkv.tune.rules import drafts
+from ragkv.evaluation.blanks import blanks
+from ragkv.evaluation.clauses import Clause, Span, sentences, tail, words
+from ragkv.evaluation.drafts import Draft, ParsedChunk, Told
+from ragkv.evaluation.lexicon import ADVERBS, AUXILIARIES, DETERMINERS, LEADS, PAST, VAGUE
+from ragkv.evaluation.noun_phrases import clear, lowered, people, person, proper, specific
+from ragkv.evaluation.parse import passive, read
+from ragkv.evaluation.rules import drafts
 
 _LINKED = r"(?:[A-Z][\w-]*|of|for|and|the|to|in|on)"
 _SHORT = re.compile(rf"({_LINKED}(?: {_LINKED}){{1,6}}) \(([A-Z][A-Za-z]{{1,6}})\)")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.tune.clauses import Span, sentences
-from ragkv.tune.facts import ask, facts
-from ragkv.tune.noun_phrases import counted, person
-from ragkv.tune.parse import read
-from ragkv.tune.questions import UNKNOWN, Asked, QuestionShape, questions
+from ragkv.evaluation.clauses import Span, sentences
+from ragkv.evaluation.facts import ask, facts
+from ragkv.evaluation.noun_phrases import counted, person
+from ragkv.evaluation.parse import read
+from ragkv.evaluation.questions import UNKNOWN, Asked, QuestionShape, questions
 
 CHUNKS = [
     (

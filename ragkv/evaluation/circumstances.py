@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 
-from ragkv.tune.drafts import (
+from ragkv.evaluation.drafts import (
     Draft,
     Told,
     asked,
@@ -14,7 +14,7 @@ from ragkv.tune.drafts import (
     repeatable,
     rest_of,
 )
-from ragkv.tune.noun_phrases import bare, clear, place
+from ragkv.evaluation.noun_phrases import bare, clear, place
 
 _SECOND_DATE = re.compile(r"\d{4}| and [A-Z]?[a-z]+ \d")
 _ALONE = frozenset(

@@ -6,10 +6,10 @@ import random
 import re
 from collections.abc import Iterator
 
-from ragkv.tune.clauses import Span, dated, sentences
-from ragkv.tune.drafts import Draft, ParsedChunk, carried
-from ragkv.tune.lexicon import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD, VERBS
-from ragkv.tune.noun_phrases import counted, person
+from ragkv.evaluation.clauses import Span, dated, sentences
+from ragkv.evaluation.drafts import Draft, ParsedChunk, carried
+from ragkv.evaluation.lexicon import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD, VERBS
+from ragkv.evaluation.noun_phrases import counted, person
 
 _PART = re.compile(
     r"(?:^|(?<=[,;:] )|(?<=— ))(?:(?:and|but|so|when|while|after|before|because|although|that|where|since) )?"

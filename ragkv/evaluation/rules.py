@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from ragkv.tune.circumstances import when, where, why
-from ragkv.tune.drafts import (
+from ragkv.evaluation.circumstances import when, where, why
+from ragkv.evaluation.drafts import (
     CAUSES,
     Draft,
     Told,
     sound,
 )
-from ragkv.tune.what import count, stranded, thing
-from ragkv.tune.who import agent, define, identify, subject
+from ragkv.evaluation.what import count, stranded, thing
+from ragkv.evaluation.who import agent, define, identify, subject
 
 
 def drafts(rng: random.Random, told: Told) -> list[Draft]:

@@ -6,9 +6,9 @@ import random
 import re
 from dataclasses import dataclass
 
-from ragkv.tune.clauses import Clause, Phrase, Span
-from ragkv.tune.lexicon import INFLECTED, SYNONYMS, Verb
-from ragkv.tune.noun_phrases import clear
+from ragkv.evaluation.clauses import Clause, Phrase, Span
+from ragkv.evaluation.lexicon import INFLECTED, SYNONYMS, Verb
+from ragkv.evaluation.noun_phrases import clear
 
 _OWN = re.compile(
     r"\b(?:his|her|their|its|this|these|those|that|our|your|my|it|he|she|they|them|him|you|we|I|same|such|not|never|no|"

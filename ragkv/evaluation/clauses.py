@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ragkv.tune.lexicon import MONTHS, PREPOSITIONS, VERBS, Verb
+from ragkv.evaluation.lexicon import MONTHS, PREPOSITIONS, VERBS, Verb
 
 _ABBREVIATED = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|cf|pp?|No|vol|ed|eds|Vol|ca|approx|Inc|Ltd|Co|Corp|op|al|Gen|Col"

@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragkv.tune.drafts import NOUNS, Draft, ParsedChunk, Told, carried, predicate
-from ragkv.tune.lexicon import AUXILIARIES, DEFINED
-from ragkv.tune.noun_phrases import bare, clear, organisation, person, proper
-from ragkv.tune.who import longer
+from ragkv.evaluation.drafts import NOUNS, Draft, ParsedChunk, Told, carried, predicate
+from ragkv.evaluation.lexicon import AUXILIARIES, DEFINED
+from ragkv.evaluation.noun_phrases import bare, clear, organisation, person, proper
+from ragkv.evaluation.who import longer
 
 _WEAK = frozenset(
     "have be use see say contain include make give take get come go call name become want keep put".split()

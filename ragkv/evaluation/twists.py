@@ -8,10 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ragkv.tune.clauses import dated, sentences
-from ragkv.tune.drafts import Draft
-from ragkv.tune.lexicon import AUXILIARIES, DETERMINERS, INFLECTED, OTHERS, PREPOSITIONS, SUBORDINATORS, VERBS, regular
-from ragkv.tune.noun_phrases import organisation, person, proper
+from ragkv.evaluation.clauses import dated, sentences
+from ragkv.evaluation.drafts import Draft
+from ragkv.evaluation.lexicon import (
+    AUXILIARIES,
+    DETERMINERS,
+    INFLECTED,
+    OTHERS,
+    PREPOSITIONS,
+    SUBORDINATORS,
+    VERBS,
+    regular,
+)
+from ragkv.evaluation.noun_phrases import organisation, person, proper
 
 _LIGHT = (
     AUXILIARIES | DETERMINERS | PREPOSITIONS | SUBORDINATORS | {"many", "long", "year", "mean", "kind", "thing", "name"}

@@ -1,4 +1,4 @@
-"""Extractive questions about any prose, made by rules, to tune a reader on a user's own documents.
+"""Extractive questions about any prose, made by rules: to tune a reader on a user's documents, and as examples.
 
 A rule that is not sure gives nothing. Some questions need two sentences, some compare two chunks, and some have no
 answer in the chunks at all.
@@ -6,15 +6,16 @@ answer in the chunks at all.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragkv.tune.drafts import Draft
-from ragkv.tune.facts import ask, facts
-from ragkv.tune.hops import bridges, comparisons
-from ragkv.tune.twists import answers, twist
+from ragkv.evaluation.drafts import Draft
+from ragkv.evaluation.facts import ask, facts
+from ragkv.evaluation.hops import bridges, comparisons
+from ragkv.evaluation.twists import answers, twist
 
 UNKNOWN = "unknown"
 _WEIGHTS = {"when": 6.0, "where": 5.0, "who": 4.0, "agent": 4.0, "count": 3.0, "long": 3.0, "why": 2.0, "identify": 2.0,
@@ -85,6 +86,34 @@ def questions(
         if found and found.text.lower() not in asked:
             asked[found.text.lower()] = found
     return _balanced(rng, list(asked.values()), shape.unknown)
+
+
+_PLAIN = QuestionShape(unknown=0, two=0, compare=0, keyword=0, lower=0, unmarked=0)
+_USUAL = re.compile(r"(?:Who|When|Where|Why|How many|How long|What year) ")
+"""How a question begins that reads as if a user had typed it."""
+
+
+def plain_questions(passages: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    """Simple questions about passages, about as many different ones as there are, the same for the same passages.
+
+    Args:
+        passages: Title and text of each.
+        count: How many questions to make at most.
+
+    Returns:
+        (question, answer), the shortest of each passage first.
+    """
+    rng, found = random.Random(0), list[list[tuple[str, str]]]()
+    for passage in passages:
+        made = questions(rng, [passage], _TRIED, shape=_PLAIN)
+        usual = [(each.text, each.answer) for each in made if _USUAL.match(each.text)]
+        found.append(sorted(usual, key=lambda each: len(each[0])))
+    turns = itertools.zip_longest(*found)
+    return [each for turn in turns for each in turn if each is not None][:count]
+
+
+_TRIED = 4
+"""Questions that are made of a passage, of which those with a usual beginning are taken."""
 
 
 def _balanced(rng: random.Random, asked: list[Asked], unknown: float) -> list[Asked]:

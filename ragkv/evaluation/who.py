@@ -6,8 +6,8 @@ import random
 import re
 from collections.abc import Iterator
 
-from ragkv.tune.clauses import Clause, Phrase, Span
-from ragkv.tune.drafts import (
+from ragkv.evaluation.clauses import Clause, Phrase, Span
+from ragkv.evaluation.drafts import (
     AGENTIVE,
     HUMAN,
     NOUNS,
@@ -19,8 +19,8 @@ from ragkv.tune.drafts import (
     repeatable,
     rest_of,
 )
-from ragkv.tune.lexicon import DEFINED, Verb
-from ragkv.tune.noun_phrases import bare, clear, organisation, people, person, proper, specific
+from ragkv.evaluation.lexicon import DEFINED, Verb
+from ragkv.evaluation.noun_phrases import bare, clear, organisation, people, person, proper, specific
 
 
 def subject(rng: random.Random, told: Told) -> Iterator[Draft]:
