@@ -166,9 +166,9 @@ def handed_rows(engine: Engine, collection: str, kept: Sequence[KeptChunk], salt
     hits = [Hit(found[number], 0.0, number) for number in numbers]
     hits = with_own_tokens(hits, collection, engine.catalog, engine.model.prompt, engine.fingerprint)
     sources = yield from engine.chunks.open_all([(hit.chunk, i == 0) for i, hit in enumerate(hits)], collection)
-    for source, each in zip(sources, kept, strict=True):
-        if list(each.blocks) != sorted({*each.blocks} & {*range(source.piece.blocks)}):
-            raise InputError(f"chunk {each.row} has blocks 0 to {source.piece.blocks - 1}; name some, in order")
+    for source, chunk in zip(sources, kept, strict=True):
+        if list(chunk.blocks) != sorted({*chunk.blocks} & {*range(source.piece.blocks)}):
+            raise InputError(f"chunk {chunk.row} has blocks 0 to {source.piece.blocks - 1}; name some, in order")
     blocks = [each.blocks for each in kept]
     tokens = torch.tensor(_tokens(engine, sources, blocks), dtype=torch.int64)
     k, v = yield from _stitched(engine, sources, blocks)
