@@ -227,7 +227,7 @@ def _rows_of(request: Any) -> int:
     At least one token is left to vLLM, which needs its logits. What is malformed fails when it is loaded.
     """
     asked = (request.kv_transfer_params or {}).get(NAME)
-    if asked is None:
+    if asked is None or request.prompt_token_ids is None:  # a prompt of embeddings has no tokens to compare
         return 0
     rows = asked.get("rows") if isinstance(asked, Mapping) else None
     return min(rows if isinstance(rows, int) and rows > 0 else request.num_prompt_tokens, request.num_prompt_tokens - 1)

@@ -298,6 +298,53 @@ def test_what_is_not_the_hand_over_fails_and_says_why(vllm: Vllm, red: Client) -
     assert text_of(vllm.complete(handed, RED)).strip() == BUILDERS[0]
 
 
+def test_a_client_that_hangs_up_while_rows_are_loaded_leaves_nothing_behind(vllm: Vllm, red: Client) -> None:
+    handed = [red.hand_over(question, top_k=3, method="reuse") for question in QUESTIONS * 2]
+    for number, each in enumerate(handed):
+        body = each.request("tiny", RED, max_tokens=200, temperature=0, ignore_eos=True)
+        with pytest.raises(httpx.TimeoutException):
+            vllm.http.post("/v1/completions", json=body, timeout=0.02 * (number + 1))
+    assert text_of(vllm.complete(handed[0], RED)).strip() == BUILDERS[0]
+    deadline = time.monotonic() + 30
+    while vllm.count("kv_cache_usage_perc") > 0:
+        assert time.monotonic() < deadline, "the blocks of those requests are not free"
+        time.sleep(0.1)
+
+
+SETTINGS = """
+from types import SimpleNamespace as Space
+from ragkv.errors import ConfigError
+from ragkv.integrations.vllm import RagkvConnector
+
+
+def opened(policy="fail", workers=1, **extra):
+    transfer = Space(kv_load_failure_policy=policy, get_from_extra_config=extra.get)
+    parallel, cache = Space(world_size=workers), Space(block_size=32)
+    try:
+        RagkvConnector(Space(kv_transfer_config=transfer, parallel_config=parallel, cache_config=cache), None, None)
+        print("opened")
+    except ConfigError as error:
+        print(error)
+
+
+opened()
+opened("recompute")
+opened(workers=2)
+opened(api_key_file="/no/such/file")
+"""
+
+
+def test_settings_that_cannot_work_end_the_start() -> None:
+    if not PYTHON.exists():
+        pytest.skip("vLLM has an environment of its own, which `make integrations` makes")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [str(PYTHON), "-c", SETTINGS], env=environment, capture_output=True, text=True, timeout=300, check=True
+    )
+    said = [line for line in done.stdout.splitlines() if line.startswith(("opened", "kv_", "the conn", "api_"))]
+    assert [line.split(" ")[0] for line in said] == ["opened", "kv_load_failure_policy", "the", "api_key_file"], said
+
+
 def test_rows_of_a_removed_document_are_not_loaded(service: Service, vllm: Vllm) -> None:
     with Client(service.url, BLUE) as blue:
         handed = blue.hand_over(QUESTIONS[0], top_k=4, method=SELECTED)
