@@ -111,6 +111,7 @@ def hand_over(engine: Engine, question: str, options: AskOptions) -> Passes[Hand
         InputError: What `Engine.prefill` raises it for; or the method recomputes tokens, or keeps other blocks in each
             layer; or the model's KV has no form that another server reads.
         NotFound: As of `Engine.prefill`.
+        Outdated: A document was removed or replaced meanwhile.
     """
     questions, request = engine.questions, Request(question, options)
     questions.prepare(request)
@@ -130,6 +131,8 @@ def hand_over(engine: Engine, question: str, options: AskOptions) -> Passes[Hand
         context = _tokens(engine, session.sources, blocks)
     else:
         context = (*engine.model.prompt.prefix, *(token for hit in session.hits for token in hit.chunk.tokens))
+    if not engine.sessions.is_current(session):
+        raise Outdated
     return HandOver(
         (*context, *request.question_tokens),
         len(context) if kept else 0,

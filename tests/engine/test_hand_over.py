@@ -12,13 +12,14 @@ from safetensors.torch import load
 from ragkv.engine.engine import Engine
 from ragkv.engine.hand_over import HandedRows, HandOver, KeptChunk, hand_over, handed_rows, salt_of
 from ragkv.engine.passes import run_alone
-from ragkv.errors import InputError, NotFound
+from ragkv.engine.request import Request
+from ragkv.errors import InputError, NotFound, Outdated
 from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.retrieval import Embedder
-from ragkv.types import AskOptions, Document
+from ragkv.types import AskOptions, Document, Hit
 from tests.libraries import open_copy
 
 QUESTION = "Who built the harbour of Tarn?"
@@ -88,6 +89,19 @@ def test_a_method_that_recomputes_or_rotates_by_the_question_is_refused(library:
 def test_the_same_rows_have_the_same_salt_and_others_have_others(library: Engine) -> None:
     one, again, other = handed(library), handed(library), handed(library, top_k=2)
     assert one.salt == again.salt != other.salt
+
+
+def test_a_document_that_is_removed_meanwhile_is_not_handed_over(own: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = own.questions.screen
+
+    def removed_then(request: Request) -> list[Hit]:
+        own.catalog.remove("default", request.hits[0].chunk.document_id)
+        return prepare(request)
+
+    monkeypatch.setattr(own.questions, "screen", removed_then)
+    for method in ("full", SELECTED):
+        with pytest.raises(Outdated):
+            handed(own, method=method)
 
 
 def test_rows_of_a_removed_document_are_not_found(own: Engine) -> None:
