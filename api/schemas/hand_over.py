@@ -20,8 +20,19 @@ from ragkv.engine.hand_over import HandOver, KeptChunk
 from ragkv.types import AskOptions
 
 MAX_CHUNKS = 64
+MAX_TURNS = 128
 MAX_BLOCKS = 65_536
 MAX_ROW = 2**63 - 1
+
+
+Said = Annotated[str, Field(max_length=MAX_QUESTION_CHARS), AfterValidator(check_storable)]
+
+
+class TurnIn(Body):
+    """An earlier question with its answer."""
+
+    question: Said
+    answer: Said
 
 
 class HandOverIn(Body):
@@ -29,15 +40,26 @@ class HandOverIn(Body):
 
     model_config = STRICT
 
-    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS), AfterValidator(check_storable)]
+    question: Annotated[Said, Field(min_length=1)]
     collection: Name = "default"
     top_k: Annotated[int | None, Field(ge=1, le=MAX_CHUNKS, description="Chunks to retrieve.")] = None
     filter: Filter | None = None
     method: Annotated[str | None, Field(min_length=1, max_length=256)] = None
+    history: Annotated[list[TurnIn], Field(max_length=MAX_TURNS, description="Earlier turns, in order.")] = Field(
+        default_factory=list
+    )
+    instructions: Annotated[Said, Field(description="Text before the first turn, like a system message.")] = ""
 
     def options(self, collection: str) -> AskOptions:
         """Convert to AskOptions. collection: its name in the catalogue."""
-        return AskOptions(collection, top_k=self.top_k, filter=self.filter, method=self.method)
+        return AskOptions(
+            collection,
+            top_k=self.top_k,
+            filter=self.filter,
+            method=self.method,
+            history=tuple((turn.question, turn.answer) for turn in self.history),
+            instructions=self.instructions,
+        )
 
 
 class KeptChunkIn(Body):

@@ -360,7 +360,8 @@ class AsyncClient:
 
         Args:
             question: The question.
-            **options: `collection`, `top_k`, `filter`, `method`, as of `ask`.
+            **options: `collection`, `top_k`, `filter`, `method`, as of `ask`; of a chat `history`, a list of
+                {"question", "answer"}, and `instructions`.
         """
         return await self._request(calls.hand_over(question, options))
 

@@ -339,7 +339,8 @@ class Client:
 
         Args:
             question: The question.
-            **options: `collection`, `top_k`, `filter`, `method`, as of `ask`.
+            **options: `collection`, `top_k`, `filter`, `method`, as of `ask`; of a chat `history`, a list of
+                {"question", "answer"}, and `instructions`.
         """
         return self._request(calls.hand_over(question, options))
 

@@ -31,6 +31,7 @@ POSTED = (
     ("/v1/embeddings", {"model": "m", "input": ["i"]}),
     ("/v1/rerank", {"model": "m", "query": "q", "documents": ["d"]}),
     ("/v1/handovers", {"question": "who?", "collection": "c", "method": "m", "filter": {"kind": "v"}}),
+    ("/v1/handovers", {"question": "q", "history": [{"question": "q", "answer": "a"}], "instructions": "s"}),
     ("/v1/handovers/rows", {"chunks": [{"row": 1, "blocks": [0]}], "cache_salt": "s", "collection": "c"}),
     ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "c", "name": "n"}], "user": "u"}),
     ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "c"}], "stop": "s"}),

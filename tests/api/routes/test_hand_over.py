@@ -77,6 +77,19 @@ def test_a_hand_over_is_a_request_of_vllm(service: Service) -> None:
         assert "prompt" not in chat
 
 
+def test_earlier_turns_and_instructions_stand_behind_the_rows(service: Service) -> None:
+    told = {"history": [{"question": "Where is Tarn?", "answer": "In the north"}], "instructions": "Be short."}
+    with Client(service.url) as client:
+        alone = client.hand_over("Where is the green bridge?", top_k=2, method="reuse")
+        chat = client.hand_over("Where is the green bridge?", top_k=2, method="reuse", **told)
+    model = service.engine_thread.submit(lambda engine: engine.model).result(60)
+    rows = named(chat)["rows"]
+    assert model.tokenizer.decode(chat.prompt[rows:]) == (
+        "Be short.\nQuestion: Where is Tarn?\nAnswer: In the north\nQuestion: Where is the green bridge?\nAnswer:"
+    )
+    assert (chat.prompt[:rows], chat.cache_salt) == (alone.prompt[:rows], alone.cache_salt)
+
+
 def test_a_method_that_recomputes_is_refused(service: Service) -> None:
     problem = check_problem(service.post("/v1/handovers", {**ASK, "method": "cacheblend"}), 422)
     assert "scout:repair=none" in problem["detail"]
