@@ -19,6 +19,7 @@ VENV   := .venv
 OLDEST := .venv-oldest
 EXTRAS := .venv-extras
 SCALE  := .venv-scale
+VLLM   := .venv-vllm
 LOCK   := .venv-lock
 BIN    := $(VENV)/bin
 PLAIN  := $(VENV)/.plain
@@ -77,7 +78,7 @@ soak: $(READY) redis chromium ## the tests that take minutes: crashes and concur
 scale: $(SCALE)/.ready redis ## the tests of several machines: PostgreSQL, Redis Cluster, Ray
 	$(subst $(VENV)/,$(SCALE)/,$(subst -n $(FILES),-n 0,$(TEST))) -m scale --timeout 300 tests $(ARGS)
 
-integrations: $(EXTRAS)/.ready redis chromium ## the tests that need the packages of extras: frameworks, the site, notebooks, a release
+integrations: $(EXTRAS)/.ready $(VLLM)/.ready redis chromium ## the tests that need other packages: frameworks, vLLM, the site, notebooks, a release
 	$(subst $(VENV)/,$(EXTRAS)/,$(subst -n $(FILES),-n 0,$(TEST))) -m integrations -p no:asyncio --timeout 600 tests/integrations $(ARGS)
 
 mutants: $(READY) ## break the code in a hundred places, one by one: a test must fail each time; ARGS="NAME --jobs 4"
@@ -115,13 +116,16 @@ lock: python ## resolve all dependencies anew and write constraints.txt, with ha
 	$(LOCK)/bin/python -m tools.lock model=$(MODEL_PIN) > constraints.new
 	$(LOCK)/bin/python -m tools.lock --cuda > constraints-cuda.new
 	$(LOCK)/bin/python -m tools.lock --only $(addprefix oldest=,$(OLDEST_PINS)) > constraints-oldest.new
+	# What vLLM for the CPU needs beside .venv: versions are chosen in the file, because it allows others than we do.
+	$(LOCK)/bin/python -m tools.lock --only $$(sed -n 's/^\([^ #]*==[^ ]*\).*/vllm=\1/p' constraints-vllm.txt) > constraints-vllm.new
 	mv constraints.new constraints.txt
 	mv constraints-cuda.new constraints-cuda.txt
 	mv constraints-oldest.new constraints-oldest.txt
+	mv constraints-vllm.new constraints-vllm.txt
 	rm -rf $(LOCK)
 
 clean: ## remove what make made: environments, caches, builds
-	rm -rf $(VENV) $(OLDEST) $(EXTRAS) $(SCALE) $(LOCK) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(EXTRAS) $(SCALE) $(VLLM) $(LOCK) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python:
@@ -163,6 +167,16 @@ $(EXTRAS)/.ready: $(READY)
 	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
 	$(EXTRAS)/bin/python -m tools.locked docs release langchain llamaindex haystack sso sources ocr multilingual integrations
 	$(EXTRAS)/bin/python -m pip install --no-deps --no-build-isolation -e .
+	touch $@
+
+# vLLM needs other versions of what ragkv needs, so ragkv is not installed there: the connector imports little of it.
+$(VLLM)/.ready: $(READY) constraints-vllm.txt
+	rm -rf $(VLLM)
+	$(BIN)/python -m venv $(VLLM)
+	base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
+	$(VLLM)/bin/python -m tools.locked --constraints constraints-vllm.txt vllm
 	touch $@
 
 $(SCALE)/.ready: $(READY)

@@ -35,8 +35,8 @@ from ragkv.model.source import ADAPTER_NAME, NAME
 
 README_LINES = 120
 CHANGELOG_LINES = 150
-OTHERS_OPTIONS = {"--profile", "--seconds"}
-"""Options that a page names by themselves and that belong to other programs: Docker Compose and tools/demo_model."""
+OTHERS_OPTIONS = {"--profile", "--seconds", "--enable-log-requests", "--no-enable-prefix-caching"}
+"""Options that a page names by themselves and that belong to other programs: Docker Compose, tools/demo_model, vLLM."""
 PAGES = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -59,6 +59,7 @@ PAGES = [
     "docs/guides/keys.md",
     "docs/guides/operate.md",
     "docs/guides/redis.md",
+    "docs/guides/vllm.md",
     "docs/index.md",
     "docs/lab-notes.md",
     "docs/methods.md",

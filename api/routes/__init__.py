@@ -11,6 +11,7 @@ from ragkv.api.routes import (
     conversations,
     document_parts,
     documents,
+    hand_over,
     health,
     history,
     jobs,
@@ -42,6 +43,7 @@ for module in (
     ollama,
     anthropic,
     texts,
+    hand_over,
     health,
     metrics,
 ):

@@ -40,7 +40,7 @@ from ragkv.client.models import (
     Turn,
 )
 from ragkv.client.synchronous import Client
-from ragkv.client.text_models import Embedding, Embeddings, RankedText, RankedTexts
+from ragkv.client.text_models import Embedding, Embeddings, HandedQuestion, RankedText, RankedTexts
 from ragkv.errors import Refused, Unreachable
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "Embedding",
     "Embeddings",
     "Event",
+    "HandedQuestion",
     "Job",
     "JobCounts",
     "JobDocument",

@@ -30,7 +30,7 @@ from ragkv.client.models import (
     RemoteText,
     Said,
 )
-from ragkv.client.text_models import Embeddings, RankedTexts
+from ragkv.client.text_models import Embeddings, HandedQuestion, RankedTexts
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Filter
@@ -354,6 +354,24 @@ class AsyncClient:
             top_n: How many results to return, best first; None for all.
         """
         return await self._request(calls.rerank(query, documents, top_n))
+
+    async def hand_over(self, question: str, **options: Any) -> HandedQuestion:
+        """Choose what a question reads, for vLLM to answer it (`ragkv.integrations.vllm`).
+
+        Args:
+            question: The question.
+            **options: `collection`, `top_k`, `filter`, `method`, as of `ask`; of a chat `history`, a list of
+                {"question", "answer"}, and `instructions`.
+        """
+        return await self._request(calls.hand_over(question, options))
+
+    async def handed_rows(self, asked: Mapping[str, Any]) -> bytes:
+        """Return KV that a hand-over names, in the format of safetensors: `tokens`, `k`, `v`.
+
+        Args:
+            asked: `kv_transfer_params["ragkv"]` of the hand-over, with its `cache_salt`.
+        """
+        return await self._request(calls.handed_rows(asked))
 
     async def answers(self, limit: int = 20, before: float | None = None) -> Briefs:
         """Return the latest answers that the service recorded, newest first.

@@ -28,7 +28,7 @@ from ragkv.client.models import (
     RemoteText,
 )
 from ragkv.client.responses import ignore_body, member_parser, parse_job_id, parse_prometheus, parser
-from ragkv.client.text_models import Embeddings, RankedTexts
+from ragkv.client.text_models import Embeddings, HandedQuestion, RankedTexts
 from ragkv.locality import HEADER, affinity
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
@@ -221,6 +221,18 @@ def rerank(query: str, documents: Sequence[str], top_n: int | None) -> Call[Rank
     """POST texts to order by a query."""
     body = {"query": query, "documents": list(documents), "top_n": top_n}
     return Call("POST", "/v1/rerank", parser(RankedTexts), json=body)
+
+
+def hand_over(question: str, options: Mapping[str, Any]) -> Call[HandedQuestion]:
+    """POST a question that another server answers. options: further fields; those that are None are left out."""
+    body = {"question": question, **{k: v for k, v in options.items() if v is not None}}
+    about = body.get("collection", "default"), None
+    return Call("POST", "/v1/handovers", parser(HandedQuestion), json=body, about=about)
+
+
+def handed_rows(asked: Mapping[str, Any]) -> Call[bytes]:
+    """POST what a hand-over names; the result is in the format of safetensors."""
+    return Call("POST", "/v1/handovers/rows", lambda response: response.content, json=dict(asked))
 
 
 def answers(limit: int, before: float | None) -> Call[Briefs]:

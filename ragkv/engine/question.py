@@ -75,18 +75,18 @@ class Questions:
 
     def passes(self, request: Request) -> Passes[Request]:
         """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""
-        self._begin(request)
+        self.prepare(request)
         options = request.options
         with request.timer.step("retrieve"):
-            request.hits = self._retrieve(request)
+            request.hits = self.retrieve(request)
         self._choose_full_where_quicker(request)
         policy = request.prefill_options.prefill_policy
         request.session = yield from self._engine.sessions.recall(
             options.collection, options.conversation, request.method, request.timer, policy
         )
         request.session.sought = request.sought
-        new = self._screen(request)
-        self._check_room(request, new)
+        new = self.screen(request)
+        self.check_room(request, new)
         request.context = yield from self._engine.sessions.passes(
             request.session, new, request.question_tokens, request.method.method, request.timer, request.prefill_options
         )
@@ -141,7 +141,7 @@ class Questions:
         abstained = low and not is_unknown(text)
         return replace(report, confidence=confidence, evidence=evidence, abstained=abstained)
 
-    def _begin(self, request: Request) -> None:
+    def prepare(self, request: Request) -> None:
         """Check what is asked and look up what it names; nothing is computed yet."""
         engine, question, options = self._engine, request.question, request.options
         settings, profile = engine.settings, engine.model.profile
@@ -190,7 +190,7 @@ class Questions:
             "shorten it or put its material into a document"
         )
 
-    def _retrieve(self, request: Request) -> list[Hit]:
+    def retrieve(self, request: Request) -> list[Hit]:
         """Return chunks in prompt order.
 
         While the question is embedded, the KV of chunks that share its words is fetched ahead.
@@ -239,7 +239,7 @@ class Questions:
         ):
             request.method = replace(request.method, name=FULL, method=None)
 
-    def _screen(self, request: Request) -> list[Hit]:
+    def screen(self, request: Request) -> list[Hit]:
         """Return the new chunks that join the context. Those that are left out are no hits of the request any more."""
         session, method = request.session, request.method.method
         new = session.unknown(request.hits)
@@ -248,7 +248,7 @@ class Questions:
         request.hits = [hit for hit in request.hits if hit.row not in left_out]
         return joining
 
-    def _check_room(self, request: Request, new: list[Hit]) -> None:
+    def check_room(self, request: Request, new: list[Hit]) -> None:
         """Raise InputError where context, question and answer are longer than the model's positions."""
         session, question, answer = request.session, len(request.question_tokens), request.sampling.max_tokens
         context = session.state.position + sum(len(hit.chunk.tokens) for hit in new)

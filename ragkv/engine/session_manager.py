@@ -259,16 +259,22 @@ class SessionManager:
         if method is None or not session.hits:  # where all chunks are gone a method has nothing to choose from
             context = yield from self._full_passes(session, hits, question, timer, options)
             return context
+        yield from self.open_sources(session, method, timer)
+        context = yield from self._prefiller.sparse_passes(session.sources, question, method, timer, options, state)
+        return context
+
+    def open_sources(self, session: Session, method: Method, timer: StepTimer) -> Passes[None]:
+        """Open the KV of the hits that have no source yet, and give every piece the evidence that the method wants.
+
+        A chunk that has to be encoded again yields its pass.
+        """
         with timer.step("open"):
             session.sources += yield from self._open(session, session.hits[len(session.sources) :])
-        sources = session.sources
         if method.evidence:
             with timer.step("plan"):
                 found = self._evidence(session.sought, session.hits)
-                for source, evidence in zip(sources, found, strict=True):
+                for source, evidence in zip(session.sources, found, strict=True):
                     source.piece = replace(source.piece, evidence=evidence)
-        context = yield from self._prefiller.sparse_passes(sources, question, method, timer, options, state)
-        return context
 
     def _full_passes(
         self,

@@ -32,7 +32,7 @@ from ragkv.timing import StepTimer
 
 
 class StitchedPrefill:
-    """The stages of one question. State of one request; call `run` once."""
+    """The stages of one question. State of one request; call `run`, or `plan`, once."""
 
     def __init__(
         self,
@@ -89,6 +89,13 @@ class StitchedPrefill:
             self._decoding.offloaded = OffloadedBlocks(self._model, self._stitch, self._sources, plan)
         prefilled = sum(recomputed_tokens(plan.recompute)) + self._pending + len(self._question)
         return self._context(logits, plan, self._stitch.end, prefilled)
+
+    def plan(self) -> Passes[Plan]:
+        """Return what the method plans for the question, and prefill nothing. Call it instead of `run`."""
+        blocks = self._method.composite_blocks(self._pieces)
+        yield from self._open(blocks)
+        plan, _ = yield from self._plan(blocks)
+        return plan
 
     def _context(self, logits: Tensor, plan: Plan, end: int, prefilled: float) -> PrefilledContext:
         return PrefilledContext(

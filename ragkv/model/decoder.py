@@ -284,6 +284,11 @@ class DecoderModel:
         return all(kind.packed is None for kind in self.kinds)
 
     @property
+    def orders_alike(self) -> bool:
+        """Whether stored keys have their dimensions in the model's own order, as its own cache has."""
+        return all(rotation.order is None for rotation in self._layers.rotations)
+
+    @property
     def turns_alike(self) -> bool:
         """Whether all layers turn keys by the same angles."""
         return len(self._layers.rotations) == 1

@@ -55,6 +55,7 @@ SENT = (
     ("/v1/messages", {**CHAT, "max_tokens": 2}),
     ("/v1/messages/count_tokens", CHAT),
     ("/api/generate", {"model": CHAT["model"], "prompt": QUESTION, "stream": False}),
+    ("/v1/handovers", {"question": QUESTION, "method": "reuse"}),
     ("/v1/rerank", {"model": "m", "query": QUESTION, "documents": ["a"]}),
 )
 TOOLS = (

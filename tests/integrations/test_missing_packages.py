@@ -43,6 +43,13 @@ def test_a_component_says_what_to_install(framework, without, monkeypatch):
         importlib.import_module(f"ragkv.integrations.{framework}")
 
 
+def test_the_connector_says_that_it_is_a_part_of_vllm(without, monkeypatch):
+    without("vllm")
+    monkeypatch.delitem(sys.modules, "ragkv.integrations.vllm", raising=False)
+    with pytest.raises(MissingPackage, match="a part of vLLM's engine, which is not installed here"):
+        importlib.import_module("ragkv.integrations.vllm")
+
+
 def test_the_error_is_one_of_imports_and_of_settings():
     assert issubclass(MissingPackage, ImportError)
     assert issubclass(MissingPackage, ConfigError)

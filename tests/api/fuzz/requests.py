@@ -58,6 +58,8 @@ BODIES: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/api/generate", {"model": "tiny", "prompt": "Who?", "stream": False, "options": {"ragkv": ASKED}}),
     ("POST", "/v1/embeddings", {"model": "all-MiniLM-L6-v2", "input": ["harbour", "bridge"]}),
     ("POST", "/v1/rerank", {"query": "harbour", "documents": ["The harbour.", "The bridge."], "top_n": 1}),
+    ("POST", "/v1/handovers", {"question": "Who?", "collection": "kept", "top_k": 1, "method": "reuse"}),
+    ("POST", "/v1/handovers/rows", {"chunks": [{"row": 1, "blocks": [0]}], "cache_salt": "a", "collection": "kept"}),
     ("POST", "/v1/jobs/none/cancel", {}),
     ("DELETE", "/v1/documents/line", {"collection": "default"}),
     ("DELETE", "/v1/collections/default", {}),

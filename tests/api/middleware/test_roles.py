@@ -87,6 +87,9 @@ def test_a_reader_searches_asks_and_reads(house: House) -> None:
         assert reader.post("/api/chat", json={**CHAT, "stream": False}).status_code == 200
         assert reader.post("/api/generate", json={"model": CHAT["model"], "prompt": "Who?"}).status_code == 200
         assert reader.post("/v1/embeddings", json={"model": "no such model", "input": "x"}).status_code == 404
+        handed = reader.post("/v1/handovers", json={**ASK, "method": "reuse"}).json()
+        rows = {**handed["kv_transfer_params"]["ragkv"], "cache_salt": handed["cache_salt"]}
+        assert reader.post("/v1/handovers/rows", json=rows).status_code == 200
         ranked = reader.post("/v1/rerank", json={"query": "x", "documents": ["y"]})
         assert (ranked.status_code, ranked.json()["code"]) == (409, "no_reranker")
         assert reader.get("/v1/documents/harbour?text=true").json()["text"] == HARBOUR["text"]
