@@ -55,6 +55,8 @@ def tune(
 
     Needs no answers: the model itself is the teacher. On several GPUs: `torchrun -m ragkv.cli tune …`.
     """
+    if gold and kind is Kind.WRAPPER:
+        return fail("--gold is for --kind lora: wrapper tokens leave the answers of full attention as they are", 2)
     settings = settings_from(data, None, model, device, adapter=str(adapter) if adapter else None)
     if not (find_spec("peft") and find_spec("accelerate")):
         return fail("tuning needs peft and accelerate; pip install 'accelerate>=1.15,<2' 'peft>=0.21,<1'", 2)

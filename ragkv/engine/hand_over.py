@@ -123,7 +123,7 @@ def hand_over(engine: Engine, question: str, options: AskOptions) -> Passes[Hand
     questions.check_room(request, session.hits)
     kept: list[KeptChunk] = []
     if method is not None:
-        _check_model(engine.model)
+        _check_model(engine.model, options.collection)
         yield from engine.sessions.open_sources(session, method, timer)
         stages = (session.sources, request.question_tokens, method, PrefillOptions(), timer, session.state)
         blocks = _blocks_of((yield from StitchedPrefill(engine.prefiller.runner, *stages).plan()), choice.name)
@@ -159,7 +159,7 @@ def handed_rows(engine: Engine, collection: str, kept: Sequence[KeptChunk], salt
         NotFound: A chunk is not in the collection: its document was removed or replaced.
         Outdated: One was removed while its KV was loaded.
     """
-    _check_model(engine.model)
+    _check_model(engine.model, collection)
     if not hmac.compare_digest(salt.encode(), salt_of(engine, collection, kept).encode()):
         raise InputError("the salt is not that of these rows: ask with `cache_salt` as it was handed over")
     numbers = [each.row for each in kept]
@@ -167,7 +167,7 @@ def handed_rows(engine: Engine, collection: str, kept: Sequence[KeptChunk], salt
     if not kept or len(found) < len(set(numbers)):
         raise NotFound("a document that was handed over was removed or replaced; hand the question over again")
     hits = [Hit(found[number], 0.0, number) for number in numbers]
-    hits = with_own_tokens(hits, collection, engine.catalog, engine.model.prompt, engine.fingerprint)
+    hits = with_own_tokens(hits, collection, engine.catalog, engine.model.prompt, engine.fingerprint, wrapped=True)
     sources = yield from engine.chunks.open_all([(hit.chunk, i == 0) for i, hit in enumerate(hits)], collection)
     for source, chunk in zip(sources, kept, strict=True):
         if list(chunk.blocks) != sorted({*chunk.blocks} & {*range(source.piece.blocks)}):
@@ -187,12 +187,13 @@ def salt_of(engine: Engine, collection: str, kept: Sequence[KeptChunk]) -> str:
     return hmac.new(secret.encode(), json.dumps(facts).encode(), hashlib.sha256).hexdigest()
 
 
-def _check_model(model: DecoderModel) -> None:
-    """Raise InputError where rows of this model are not what another server's cache holds at the same position."""
+def _check_model(model: DecoderModel, collection: str) -> None:
+    """Raise InputError where rows are not what another server's cache holds at the same position."""
     windows = any(kind.window is not None for kind in model.kinds)
     why = (
         ("layers with a window, which counts true positions" if windows else "")
         or ("layers with a state" if model.states.bytes else "")
+        or ("wrapper tokens, which no other vocabulary has" if model.wrappers.find(collection) else "")
         or ("" if model.compares_heads else "layers with heads of different sizes")
         or ("" if model.orders_alike else "keys whose dimensions ragkv stores in an order of its own")
     )

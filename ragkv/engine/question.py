@@ -28,7 +28,7 @@ from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import FULL, full_prefill, make_decode_policy, make_method, make_prefill_policy
 from ragkv.engine.report_builder import build_report
 from ragkv.engine.request import Request
-from ragkv.engine.retokenise import with_own_tokens
+from ragkv.engine.retokenise import with_own_tokens, without_wrappers
 from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
@@ -207,10 +207,9 @@ class Questions:
             raise NotFound(f"collection {options.collection!r} has no documents that the filter describes")
         if not hits:
             raise NotFound(f"collection {options.collection!r} has no documents", "add some with `ragkv ingest`")
-        engine = self._engine
-        ordered = prompt_order(
-            with_own_tokens(hits, options.collection, engine.catalog, engine.model.prompt, engine.fingerprint)
-        )
+        engine, wrapped = self._engine, request.method.method is not None
+        reader = (engine.catalog, engine.model.prompt, engine.fingerprint)
+        ordered = prompt_order(with_own_tokens(hits, options.collection, *reader, wrapped=wrapped))
         # Layers with a state go on from behind the last chunk.
         best = hits[0].row
         return sorted(ordered, key=lambda hit: hit.row == best) if engine.model.states.bytes else ordered
@@ -238,6 +237,7 @@ class Questions:
             request.method.method, sizes, self._engine.model.profile.block, question
         ):
             request.method = replace(request.method, name=FULL, method=None)
+            request.hits = without_wrappers(request.hits)
 
     def screen(self, request: Request) -> list[Hit]:
         """Return the new chunks that join the context. Those that are left out are no hits of the request any more."""

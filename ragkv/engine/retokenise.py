@@ -11,11 +11,18 @@ from dataclasses import replace
 
 from ragkv.catalog import Catalog
 from ragkv.model.prompt import Prompt
+from ragkv.model.wrapper import without_wrapper
 from ragkv.types import Hit
 
 
 def with_own_tokens(
-    hits: Sequence[Hit], collection: str, catalog: Catalog, prompt: Prompt, fingerprint: str
+    hits: Sequence[Hit],
+    collection: str,
+    catalog: Catalog,
+    prompt: Prompt,
+    fingerprint: str,
+    *,
+    wrapped: bool,
 ) -> list[Hit]:
     """Return the hits with token ids of the present model.
 
@@ -25,13 +32,20 @@ def with_own_tokens(
         catalog: Knows which model read each document.
         prompt: Makes the ids, with the wrapper tokens of the collection.
         fingerprint: Of the present model.
+        wrapped: Whether wrapper tokens stay. They are for chunks that were encoded alone: a prefill in full has none.
     """
     own, prompt = dict[str, bool](), prompt.of(collection)
     reader = prompt.reader(fingerprint)
     for document in {hit.chunk.document_id for hit in hits}:
         info = catalog.find(collection, document)  # None: it was removed a moment ago
         own[document] = info is None or info.reader.partition("/")[0] == reader
-    return [hit if own[hit.chunk.document_id] else _read_again(hit, prompt) for hit in hits]
+    found = [hit if own[hit.chunk.document_id] else _read_again(hit, prompt) for hit in hits]
+    return found if wrapped else without_wrappers(found)
+
+
+def without_wrappers(hits: Sequence[Hit]) -> list[Hit]:
+    """Return the hits without the wrapper tokens of their chunks."""
+    return [replace(hit, chunk=replace(hit.chunk, tokens=tuple(without_wrapper(hit.chunk.tokens)))) for hit in hits]
 
 
 def _read_again(hit: Hit, prompt: Prompt) -> Hit:

@@ -389,7 +389,8 @@ class SessionManager:
         question = turn.asked if own else prompt.question(turn.question.strip())
         answer = turn.written if own else prompt.retold(turn.answer)
         stored = [Hit(chunks[row], 0.0, row) for row, _ in turn.joined if row in chunks]
-        hits = session.unknown(with_own_tokens(stored, session.collection, self._catalog, prompt, self._fingerprint))
+        reader, wrapped = (self._catalog, prompt, self._fingerprint), method is not None
+        hits = session.unknown(with_own_tokens(stored, session.collection, *reader, wrapped=wrapped))
         options = PrefillOptions(prefill_policy=prefill_policy)
         context = yield from self.passes(session, hits, question, method, timer, options)
         session.replayed += context.prefilled_tokens

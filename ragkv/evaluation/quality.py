@@ -33,6 +33,7 @@ from ragkv.evaluation.sets import QuestionSet, SetQuestion
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
 from ragkv.model.profile import Profile
+from ragkv.model.wrapper import without_wrapper
 from ragkv.recompute.base import Plan, Tokens, middle_blocks, recomputed_tokens
 from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
@@ -209,7 +210,8 @@ class _Asker:
     def __init__(self, prefiller: Prefiller, asked: QuestionSet, methods: abc.Sequence[str], params: QualityParams):
         self._prefiller, self._set, self._params = prefiller, asked, params
         model, store = prefiller.model, params.store
-        self._chunks = chunks = [model.prompt.chunk(title, text) for title, text in asked.chunks]
+        chunks = [model.prompt.chunk(title, text) for title, text in asked.chunks]
+        self._chunks = plain = [without_wrapper(chunk) for chunk in chunks]  # of a prefill in full
         reuse = any(method not in (FULL, NO_CONTEXT, *params.policies) for method in methods)
         encoded = map(prefiller.encode, chunks if reuse else [])
         self._encoded = [kv if store is None else store.put(kv) for kv in encoded]
@@ -218,7 +220,7 @@ class _Asker:
         self._sources = [InMemoryChunk(kv, block, self._shared and i == 0) for i, kv in enumerate(self._encoded)]
         timer = StepTimer(model.device)
         self._full = (
-            prefiller.prefill_full(chunks[:-1], chunks[-1], timer, PrefillOptions(256)) if FULL in methods else None
+            prefiller.prefill_full(plain[:-1], plain[-1], timer, PrefillOptions(256)) if FULL in methods else None
         )
         self._full_ms = timer.total()
         self._size = sum(map(len, chunks))

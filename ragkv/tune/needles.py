@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from ragkv.engine.needles import make_needles
+from ragkv.errors import InputError
 from ragkv.evaluation.questions import Asked
 from ragkv.tune.contexts import QUESTION_TOKENS, Context
 
@@ -27,7 +28,12 @@ class NeedleSource:
         count = max(1, int(tokens * rng.uniform(0.15, 0.3) / QUESTION_TOKENS))
         room = int((tokens - count * QUESTION_TOKENS) * MARGIN)
         documents = rng.randint(1, max(1, min(12, room // FEWEST_TOKENS)))
-        made = make_needles(rng.randrange(2**31), documents, max(FEWEST_TOKENS, room // documents), count, self._length)
+        made, size = None, max(FEWEST_TOKENS, room // documents)
+        while made is None:
+            try:
+                made = make_needles(rng.randrange(2**31), documents, size, count, self._length)
+            except InputError:  # so short a text does not hold so many answers
+                count = max(1, count // 2)
         places = {document.id: number for number, document in enumerate(made.documents)}
         asked = tuple(Asked(each.question, each.answer, places[each.document_id]) for each in made.questions)
         return Context(tuple((each.title, each.text) for each in made.documents), asked)

@@ -25,6 +25,8 @@ from ragkv.tune.masks import RowBatch, full_mask, stored_mask, unwrapped
 from ragkv.tune.options import TuneOptions
 from ragkv.tune.rows import PREFIX
 
+COMPILATIONS = 64
+"""Most forms of a decoder layer that are compiled."""
 CHECKED = 64
 """Tokens on which attention under a mask must agree with the model's own."""
 
@@ -95,6 +97,8 @@ class Student(nn.Module):
     def compile_layers(self) -> None:
         """Compile the decoder layers. They share their code, so one compilation a shape of rows serves all of them."""
         causal = self.model.get_base_model()
+        # A shape is compiled with gradients and without: more often than torch allows before it gives up compiling.
+        torch._dynamo.config.recompile_limit = COMPILATIONS
         causal.enable_input_require_grads()  # else the first layer is compiled for itself
         for layer in causal.model.layers:
             layer.compile(dynamic=False)
@@ -137,6 +141,9 @@ class Student(nn.Module):
         as_before = unwrapped(batch)
         with torch.no_grad(), self.model.disable_adapter():
             teacher = self._logits(as_before, [full_mask(as_before)])[0]
+        if self._options.kind == "wrapper":  # full attention has no wrapper tokens and stays what it is
+            loss = distillation_loss(self._logits(batch, [stored_mask(batch)])[0], teacher)
+            return {"loss": loss, "distillation": loss.detach()}
         asks = self._logits(batch, [full, stored_mask(batch)])
         same, distilled = (distillation_loss(each, teacher) for each in asks)
         return {"loss": same + distilled, "answers": same.detach(), "distillation": distilled.detach()}
