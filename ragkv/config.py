@@ -51,7 +51,9 @@ class ModelSettings(_Part):
         "", description="Model folder, GGUF file or hub id; empty: SmolLM2-135M-Instruct with ragkv's adapter."
     )
     adapter: str = Field(
-        "", description="LoRA folder in PEFT's format; empty: none, or ragkv's own where `model` is empty."
+        "",
+        description="LoRA folder in PEFT's format; empty: none, or ragkv's own where `model` is empty. After commas, "
+        "`COLLECTION=FOLDER`: wrapper tokens of a collection's chunks.",
     )
     model_cache: str = Field("", description="Folder of converted GGUF files; empty: ragkv/models in the user's cache.")
     device: str = Field(

@@ -24,7 +24,7 @@ class Kind(StrEnum):
     WRAPPER = "wrapper"
 
 
-RATES = {Kind.LORA: 4e-4, Kind.WRAPPER: 1e-2}
+RATES = {Kind.LORA: 1.5e-4, Kind.WRAPPER: 3e-3}
 """Peak learning rates."""
 ROWS_TOKENS = 16384
 """Tokens of the rows of one forward pass, where the memory of a GPU allows it. A CPU takes a row at a time."""
