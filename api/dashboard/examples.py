@@ -29,6 +29,8 @@ from ragkv.types import AskOptions
 
 DOCUMENTS = 24
 """Documents whose first passages questions are made from."""
+READ = 2000
+"""Characters of a passage that are read: the rules take a time that is quadratic in a word that never ends."""
 TRIED = 16
 """Most questions that are tried for a collection."""
 KNOWN = 64
@@ -81,7 +83,7 @@ class ExampleFinder:
 
     async def _search(self, collection: str) -> None:
         try:
-            passages = await to_thread.run_sync(_passages, self._service, collection)
+            passages = await to_thread.run_sync(passages_of, self._service, collection)
             for question, expected in await to_thread.run_sync(plain_questions, passages, TRIED):
                 if len(await to_thread.run_sync(self._service.examples, collection)) >= EXAMPLES:
                     return
@@ -114,13 +116,13 @@ def convincing(answer: Answer, expected: str) -> bool:
     return same and (report.confidence is None or report.confidence >= LIKELY)
 
 
-def _passages(service: CatalogService, collection: str) -> list[tuple[str, str]]:
-    """Return (title, text) of the first passage of some documents."""
+def passages_of(service: CatalogService, collection: str) -> list[tuple[str, str]]:
+    """Return title and text, or its beginning, of the first passage of some documents."""
     found = []
     for info in service.page(collection, None, DOCUMENTS):
         try:
             _, chunks = service.chunk_page(collection, info.id, -1, 1)
         except NotFound:  # it was deleted meanwhile
             continue
-        found += [(info.title, chunk.text) for chunk in chunks]
+        found += [(info.title, chunk.text[:READ]) for chunk in chunks]
     return found

@@ -24,6 +24,7 @@ Node = Any
 FIXED, DRAWN, PROSE = "monospaced", "drawn", "prose"
 """Forms of a passage: a fixed face, a tree of elements, or text as it is."""
 _OPEN, _CLOSE = "\ue000", "\ue001"
+_MARKS = re.compile("([\ue000\ue001])")
 """Stand around marked words while Markdown is parsed: private characters, which no syntax knows."""
 _TAGS = frozenset(
     "p h1 h2 h3 h4 h5 h6 ul ol li blockquote em strong s table thead tbody tr th td hr br pre code".split()
@@ -127,7 +128,7 @@ class _Tree:
     def _text(self, text: str) -> list[Node]:
         """Return a text as nodes, the marked parts of it as `mark`."""
         found: list[Node] = []
-        for piece in re.split(f"([{_OPEN}{_CLOSE}])", text):
+        for piece in _MARKS.split(text):
             if piece in (_OPEN, _CLOSE):
                 self._marked = piece == _OPEN
             elif piece:

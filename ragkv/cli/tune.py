@@ -26,6 +26,8 @@ class Kind(StrEnum):
 
 RATES = {Kind.LORA: 1.5e-4, Kind.WRAPPER: 3e-3}
 """Peak learning rates."""
+STEPS, SECONDS = 600, 900.0
+"""Where no number of steps is named: the training ends with the steps, or with the time."""
 ROWS_TOKENS = 16384
 """Tokens of the rows of one forward pass, where the memory of a GPU allows it. A CPU takes a row at a time."""
 
@@ -36,10 +38,17 @@ def tune(
     questions: Annotated[
         Path | None, typer.Option("--questions", help='JSON lines {"q": …, "a": […]?} to train with, besides rules.')
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 600,
-    minutes: Annotated[float, typer.Option(min=0, help="Longest training; 0: all steps, however long.")] = 15.0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Optimiser steps; default: 600, or as many as 15 minutes allow.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=256, help="Tokens of the rows of one forward pass; default: what memory allows.")
+    ] = None,
     length: Annotated[int, typer.Option(min=256, help="Tokens of a row: chunks, questions and answers.")] = 2048,
     rank: Annotated[int, typer.Option(min=1, help="Rank of a LoRA adapter.")] = 32,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-7, max=1.0, help="Peak learning rate; default: the kind's.")
+    ] = None,
     kind: Annotated[
         Kind, typer.Option(help="lora: changes weights. wrapper: tokens around chunks, kilobytes for each collection.")
     ] = Kind.LORA,
@@ -76,18 +85,19 @@ def tune(
     del loaded
     if not passages:
         return fail(f"nothing to tune with in {', '.join(map(str, paths))}", 1)
+    default = ROWS_TOKENS if torch.cuda.is_available() else length
     options = TuneOptions(
-        steps=steps,
+        steps=steps or STEPS,
         kind=kind.value,
-        rows_tokens=max(ROWS_TOKENS, length) if torch.cuda.is_available() else length,
+        rows_tokens=max(tokens or default, length),
         lengths=((length, 1.0),),
         rank=rank,
-        rate=RATES[kind],
-        seconds=60 * minutes,
+        rate=rate or RATES[kind],
+        seconds=0.0 if steps else SECONDS,
         teacher="self" if gold else "base",
         answers=1.0 if gold else 0.0,
         workers=workers,
-        save_every=max(1, min(100, steps // 2)),
+        save_every=max(1, min(100, (steps or STEPS) // 2)),
     )
     run = TuneRun(source, to, options, settings.device, settings.model_cache_folder, report_contexts=contexts)
     console = err()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from playwright.sync_api import expect
 
-from ragkv.api.dashboard.examples import ExampleFinder, convincing
+from ragkv.api.dashboard.examples import READ, ExampleFinder, convincing, passages_of
 from ragkv.catalog import CollectionInfo
 from ragkv.engine.service_rules import rule_report
 from ragkv.evaluation.questions import plain_questions
@@ -52,6 +53,22 @@ def test_simple_questions_begin_as_users_ask_and_each_passage_has_its_turn() -> 
     assert made == plain_questions(passages, 16)
     assert {question.split()[0] for question, _ in made} <= {"Who", "When", "Where", "Why", "How", "What"}
     assert ["Tarn" in question for question, _ in made[:2]] == [True, False]
+
+
+class LongDocument:
+    """A catalogue with one document, of a word that never ends."""
+
+    def page(self, *asked: Any) -> list[Any]:
+        return [SimpleNamespace(id="d", title="T")]
+
+    def chunk_page(self, *asked: Any) -> tuple[None, list[Any]]:
+        return None, [SimpleNamespace(text="aA" * READ)]
+
+
+def test_rules_read_the_beginning_of_a_passage_alone() -> None:
+    """Their expressions are quadratic in a word's length, and hold the interpreter meanwhile."""
+    ((_, text),) = passages_of(cast("Any", LongDocument()), "default")
+    assert len(text) == READ
 
 
 class BusyThread:
