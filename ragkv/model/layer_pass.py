@@ -93,6 +93,7 @@ class Pass:
         start: the layer that rows enter.
         hidden: [T, hidden]. Hidden states of the rows that enter layer `start`; None embeds the tokens.
         attention: sparse attention; None for dense attention.
+        decodes: whether its rows are tokens of an answer, which a CPU may multiply with rounded weights.
     """
 
     tokens: Tensor
@@ -105,6 +106,7 @@ class Pass:
     start: int = 0
     hidden: Tensor | None = None
     attention: Attention | None = None
+    decodes: bool = False
 
 
 def write_rows(p: Pass, layer: int, step: Step, k: Tensor, v: Tensor) -> None:
