@@ -63,9 +63,9 @@ class ModelSettings(_Part):
     )
     weights: Literal["auto", "exact", "fp8"] = Field(
         "auto",
-        description="`exact`: as they are. `auto`: likewise, and a CPU that computes in bfloat16 decodes answers with a "
-        "second copy of 4 or 8 bits. `fp8`: rounded, half the memory, and answers decode faster; a GPU of compute "
-        "capability 8.9 or newer.",
+        description="`exact`: as they are. `auto`: likewise, but a CPU that computes in bfloat16 decodes by a "
+        "copy of 4 or 8 bits. `fp8`: rounded, half the memory, and answers decode faster; a GPU of compute capability "
+        "8.9 or newer.",
     )
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: as many as the process may use.")
     graphs: bool = Field(

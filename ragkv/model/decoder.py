@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from ragkv.errors import ModelUnsupported
-from ragkv.kernels import cpu_rows
 from ragkv.kernels.attention import index_to_device
 from ragkv.kernels.packed_products import pack_products, supports_packing
 from ragkv.model.agreement import TOLERANCE, centred, relative_error
 from ragkv.model.checkpoint import load_checkpoint
-from ragkv.model.execution.few_rows import FewRowsLinear, few_rows_layers, supports_few_rows
+from ragkv.model.execution.few_rows import FewRows, supports_few_rows
 from ragkv.model.execution.fp8_weights import check_fp8, quantise_weights
 from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.merged_weights import supports_merging
@@ -172,15 +171,14 @@ class DecoderModel:
         return float(self.shape.layers * self.shape.q_heads * self.shape.head_dim) / weights
 
     @cached_property
-    def decoding(self) -> Fused | None:
+    def decoding(self) -> FewRows | None:
         """The loop for passes that decode, where a CPU has one of its own (`execution/few_rows.py`).
 
         It is made when the first such pass comes: that takes seconds, and many commands decode nothing.
         """
         if not (self.rounds_decoding and self.wired and supports_few_rows(self.body, self.lm_head)):
             return None
-        head, layers = FewRowsLinear([self.lm_head]), few_rows_layers(self.body)
-        return Fused(self.body, head, self.shape, self.scale, self._cos_sin, cpu_rows, layers)
+        return FewRows(self.body, self.lm_head, self.shape, self.scale, self._cos_sin)
 
     @cached_property
     def prompt(self) -> Prompt:
@@ -228,7 +226,7 @@ class DecoderModel:
             pass_rows.leave_states()
         return logits
 
-    def _forward_apart(self, decoding: Fused, passes: Sequence[Pass]) -> list[Tensor]:
+    def _forward_apart(self, decoding: FewRows, passes: Sequence[Pass]) -> list[Tensor]:
         """Run the passes that decode by their own loop, and the others as ever: neither changes the other's result."""
         logits = dict[int, Tensor]()
         for decodes, run in ((True, decoding.forward), (False, self.forward)):

@@ -1,4 +1,4 @@
-"""The layer loop with few launches: what `DecoderModel.forward` runs on a GPU, and for decoded tokens on a CPU.
+"""The layer loop with few launches: what `DecoderModel.forward` runs on a GPU.
 
 The plain loop calls a model's modules one by one, with about forty launches a layer, and inspects positions in every
 layer. On a GPU the launches then take longer than the work. Here a layer has nine launches, and the host never waits
@@ -26,7 +26,7 @@ from ragkv.kernels.attention import MaskPlan, attend_planned, copy_to_device, pl
 from ragkv.kernels.decode_step import HeadNorms, apply_norm
 from ragkv.kernels.rows import RowKernels, raw_queries, split_qkv
 from ragkv.model.execution.layer_body import run_layer
-from ragkv.model.execution.merged_weights import MergedLayer, merge_weights
+from ragkv.model.execution.merged_weights import merge_weights
 from ragkv.model.layer_pass import Pass, write_rows
 from ragkv.model.placement import layer_devices, on_device
 from ragkv.types import Shape
@@ -39,28 +39,20 @@ class Fused:
     """The layers of one model. It holds no request state."""
 
     def __init__(
-        self,
-        body: Any,
-        head: Any,
-        shape: Shape,
-        scale: float,
-        rotary: RotaryOf,
-        kernels: RowKernels | ModuleType,
-        layers: Sequence[MergedLayer] | None = None,
+        self, body: Any, head: Any, shape: Shape, scale: float, rotary: RotaryOf, kernels: RowKernels | ModuleType
     ):
-        """Wrap the layers of a model.
+        """Merge the weights of a model.
 
         Args:
-            body: the decoder body.
+            body: the decoder body of a model for which `merged_weights.supports_merging` holds.
             head: maps rows behind the last norm, on the last layer's device, to logits.
             shape: the model's shape.
             scale: factor of attention scores.
             rotary: computes cos and sin.
             kernels: the operations between products.
-            layers: the merged layers; None merges those of a body for which `merged_weights.supports_merging` holds.
         """
         self.body, self.head, self.shape, self.scale, self.rotary = body, head, shape, scale, rotary
-        self.kernels, self.layers, self.devices = kernels, layers or merge_weights(body), layer_devices(body)
+        self.kernels, self.layers, self.devices = kernels, merge_weights(body), layer_devices(body)
 
     def forward(self, passes: Sequence[Pass]) -> list[Tensor]:
         """Run passes together, as `DecoderModel.forward` does."""
@@ -79,13 +71,13 @@ class Fused:
         weights = self.layers[layer]
 
         def attend(qkv: Tensor) -> tuple[Tensor, Tensor]:
-            parts = _split(qkv, [run.normed.shape[0] for run in running])
+            parts = qkv.split([run.normed.shape[0] for run in running])
             attended = [run.attend(layer, weights.head_norms, part) for run, part in zip(running, parts, strict=True)]
             return _cat([run.hidden for run in running]), _cat(attended)
 
         state = run_layer(weights, self.kernels, _cat([run.normed for run in running]), attend)
         sizes = [run.hidden.shape[0] for run in running]
-        for run, hidden, normed in zip(running, _split(state.hidden, sizes), _split(state.normed, sizes), strict=True):
+        for run, hidden, normed in zip(running, state.hidden.split(sizes), state.normed.split(sizes), strict=True):
             run.hidden, run.normed = hidden, normed
 
 
@@ -197,7 +189,3 @@ def _layer_indices(p: Pass, depth: int) -> tuple[list[Tensor], list[Tensor | Non
 
 def _cat(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _split(rows: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    return (rows,) if len(sizes) == 1 else rows.split(list(sizes))

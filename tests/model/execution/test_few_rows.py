@@ -79,6 +79,30 @@ def test_a_prefill_has_the_exact_weights_also_beside_a_decoded_row(kind: str) ->
     assert torch.equal(decoded, decoded_alone)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_of_several_answers_decode_as_alone(rows: int) -> None:
+    model = rounding(packed_model("llama"))
+    made = [passes(model, rows, decodes=True, seed=seed) for seed in (1, 2)]
+    together = model.forward(made)
+    for seed, found in zip((1, 2), together, strict=True):
+        (alone,) = model.forward([passes(model, rows, decodes=True, seed=seed)])
+        torch.testing.assert_close(found, alone, rtol=0.05, atol=0.05 * float(alone.abs().max()))
+
+
+def test_a_decode_policy_gets_the_keys_and_the_new_row_among_them() -> None:
+    model, seen = rounding(packed_model("llama")), list[tuple[int, int, int]]()
+
+    def attend(layer, q, k, v, q_pos, k_pos, *, scale):
+        seen.append((layer, k.shape[0], int(k_pos[-1])))
+        assert k[-1].any()
+        assert scale == model.scale
+        return torch.zeros_like(q)
+
+    one = replace(passes(model, 1, decodes=True), attention=attend)
+    model.forward([one])
+    assert seen == [(layer, BEFORE + 1, BEFORE) for layer in range(model.shape.layers)]
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_several_modules_are_one_product_of_few_rows_and_exact_for_more(bias: bool) -> None:
     made = torch.Generator().manual_seed(0)
