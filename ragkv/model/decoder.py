@@ -174,7 +174,7 @@ class DecoderModel:
     def decoding(self) -> FewRows | None:
         """The loop for passes that decode, where a CPU has one of its own (`execution/few_rows.py`).
 
-        It is made when the first such pass comes: that takes seconds, and many commands decode nothing.
+        It is made when it is first asked for: that takes seconds, and many commands decode nothing.
         """
         if not (self.rounds_decoding and self.wired and supports_few_rows(self.body, self.lm_head)):
             return None

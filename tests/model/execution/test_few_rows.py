@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from ragkv.config import bundled_models
+from ragkv.config import bundled_models, load_settings
+from ragkv.engine.engine import Engine
 from ragkv.engine.generation import Sampling, Sequence
 from ragkv.kernels import grid_products
 from ragkv.kernels.packed_products import PackedLinear, pack_products
+from ragkv.model import decoder
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution import few_rows
 from ragkv.model.execution.few_rows import FEW, FewRowsLinear
@@ -156,3 +159,17 @@ def test_a_loaded_model_decodes_so_in_bfloat16_unless_the_weights_are_exact(
     exact = DecoderModel.load(str(bundled_models() / "tiny"), "cpu", dtype, weights="exact")
     assert (loaded.decoding is not None) is rounds
     assert loaded.weights_hash == exact.weights_hash, "stored KV is that of the exact weights"
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_engine_makes_the_copy_before_it_is_asked_and_none_where_it_only_ingests(
+    asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[object]()
+    real = decoder.FewRows
+    monkeypatch.setattr(decoder, "FewRows", lambda *given: made.append(given) or real(*given))
+    folder = str(bundled_models() / "tiny")
+    settings = load_settings(data=tmp_path, model=folder, dtype="bfloat16", device="cpu", threads=1)
+    with Engine.open(settings, asks=asks) as engine:
+        assert bool(made) is asks
+        assert engine.model.rounds_decoding
