@@ -50,8 +50,8 @@ class Grid:
 
     def restored(self) -> Tensor:
         """Return the matrix [out, in] float32 that the codes stand for."""
-        steps = self.codes.unflatten(-1, (-1, GROUP)).float() - 8
-        return (steps * self.scale.float()[..., None] + self.centre.float()[..., None]).flatten(-2).sum(0)
+        steps = self.codes.unflatten(-1, (-1, GROUP))
+        return _values(steps, self.scale, self.centre).flatten(-2).sum(0)
 
 
 @dataclass(frozen=True)
