@@ -23,8 +23,8 @@ from ragkv.model.execution.merged_weights import MergedLayer, is_plain, merge_la
 from ragkv.model.layer_pass import Pass
 from ragkv.types import Shape
 
-FEW = 4
-"""Planes times rows up to which the grid is the faster one; measured with 576 columns (docs/lab-notes.md)."""
+FEW = {1: 8, 2: 2}
+"""Rows up to which the grid is no slower than the exact weights, by its planes (docs/lab-notes.md)."""
 
 
 class FewRowsLinear:
@@ -41,7 +41,7 @@ class FewRowsLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the product to x [T, in]."""
         grid = self._grid
-        if grid is not None and x.shape[0] * grid.planes <= FEW:
+        if grid is not None and x.shape[0] <= FEW[grid.planes]:
             return grid_products.linear(x, grid, self._bias)
         parts = [module(x) for module in self._modules]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

@@ -111,12 +111,24 @@ def test_several_modules_are_one_product_of_few_rows_and_exact_for_more(bias: bo
     made = torch.Generator().manual_seed(0)
     modules = [PackedLinear(torch.nn.Linear(64, out, bias=bias, dtype=torch.bfloat16)) for out in (32, 16, 16)]
     product = FewRowsLinear(modules)
-    for rows in (1, FEW // 2, FEW // 2 + 1, 2 * FEW):
+    for rows in (1, FEW[2], FEW[2] + 1, 9):
         x = torch.randn(rows, 64, generator=made).bfloat16()
         expected = torch.cat([module(x) for module in modules], -1)
         found = product(x)
-        assert torch.equal(found, expected) is (rows > FEW // 2), "two planes pay for half as many rows"
+        assert torch.equal(found, expected) is (rows > FEW[2])
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_weights_of_4_bits_are_read_so_by_more_rows_than_others() -> None:
+    linear = torch.nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+    linear.weight.data = torch.randint(0, 16, (32, 64)).bfloat16() - 7.5
+    linear.weight.data[:, ::32], linear.weight.data[:, 1::32] = -7.5, 7.5
+    linear.weight.data *= torch.tensor(1.0).bfloat16() / 3
+    module, x = PackedLinear(linear), torch.randn(FEW[1] + 1, 64).bfloat16()
+    product = FewRowsLinear([module])
+    grid = grid_products.linear(x[: FEW[1]], grid_products.pack(linear.weight.detach()), None)
+    assert torch.equal(product(x[: FEW[1]]), grid)
+    assert torch.equal(product(x), module(x))
 
 
 def test_a_size_that_the_grid_does_not_take_is_multiplied_exactly() -> None:
