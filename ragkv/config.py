@@ -63,10 +63,11 @@ class ModelSettings(_Part):
     dtype: str = Field(
         "auto", description="`float32`, `bfloat16`, `float64`; auto: bfloat16 with CUDA and on CPUs that compute in it."
     )
-    weights: Literal["exact", "fp8"] = Field(
-        "exact",
-        description="Weights as they are, or rounded to FP8: half the memory, and answers decode faster. A GPU of "
-        "compute capability 8.9 or newer.",
+    weights: Literal["auto", "exact", "fp8"] = Field(
+        "auto",
+        description="`exact`: as they are. `auto`: likewise, but a CPU that computes in bfloat16 decodes by a "
+        "copy of 4 or 8 bits. `fp8`: rounded, half the memory, and answers decode faster; a GPU of compute capability "
+        "8.9 or newer.",
     )
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: as many as the process may use.")
     graphs: bool = Field(

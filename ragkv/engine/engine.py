@@ -141,6 +141,7 @@ class Engine:
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
         if asks:
             engine._measure()
+            _ = engine.model.decoding  # made now: on a CPU that takes seconds, and the first answer would wait
         return engine
 
     def _measure(self) -> None:

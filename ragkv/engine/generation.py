@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -251,7 +251,8 @@ class Sequence:
         """Return the pass of the latest token and of the draft: a row for each."""
         attention = self._attend if self.attention else None
         tokens = [self.tokens[-1], *self.draft]
-        return append(self.cache, tokens, self.position, outputs=len(tokens), attention=attention)
+        rows = append(self.cache, tokens, self.position, outputs=len(tokens), attention=attention)
+        return replace(rows, decodes=True)
 
     def accept(self, logits: abc.Sequence[RowLogits]) -> None:
         """Take the logits of that pass; the next tokens are sampled from them.

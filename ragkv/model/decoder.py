@@ -22,6 +22,7 @@ from ragkv.kernels.attention import index_to_device
 from ragkv.kernels.packed_products import pack_products, supports_packing
 from ragkv.model.agreement import TOLERANCE, centred, relative_error
 from ragkv.model.checkpoint import load_checkpoint
+from ragkv.model.execution.few_rows import FewRows, supports_few_rows
 from ragkv.model.execution.fp8_weights import check_fp8, quantise_weights
 from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.merged_weights import supports_merging
@@ -67,6 +68,7 @@ class DecoderModel:
         stop_ids: token ids that end an answer.
         max_positions: length of the model's context.
         fused: the layer loop that `forward` runs; None for the plain loop of this class.
+        rounds_decoding: whether passes that decode may have rounded weights (`decoding`).
         states: the form of the states of its layers without attention; empty in a model that has none.
     """
 
@@ -109,6 +111,7 @@ class DecoderModel:
         self.stop_ids = _stop_ids(weights, tokenizer)
         self.max_positions: int = config.max_position_embeddings
         self.fused = self._fuse()
+        self.rounds_decoding = False
         self._tables: dict[tuple[int, torch.device], Rotary] = {}
         self.states = StateForm()
         if not self.wired:
@@ -123,7 +126,7 @@ class DecoderModel:
         profiles: Path | None = None,
         cache: Path | None = None,
         notify: Notify = lambda line: None,
-        weights: str = "exact",
+        weights: str = "auto",
     ) -> DecoderModel:
         """Load a local folder, a GGUF file or, when `source` is no path, a hub id. See `checkpoint.load_checkpoint`.
 
@@ -131,7 +134,8 @@ class DecoderModel:
 
         Args:
             source: as of `load_checkpoint`, like the next five.
-            weights: `exact`, or `fp8` to round them to FP8 (`execution/fp8_weights.py`).
+            weights: `exact`; `fp8` to round them to FP8 (`execution/fp8_weights.py`); or `auto`: exact, and a CPU that
+                computes in bfloat16 decodes by `execution/few_rows.py`.
 
         Raises:
             ConfigError: the device does not multiply in FP8; or as `load_checkpoint`, like all other errors.
@@ -145,7 +149,9 @@ class DecoderModel:
             weights_hash = joined_hash(weights_hash, weights)
         elif supports_packing(found.weights):
             pack_products(found.weights)
-        return cls(found.weights, found.tokenizer, found.profile, found.name, weights_hash, found.wrappers)
+        model = cls(found.weights, found.tokenizer, found.profile, found.name, weights_hash, found.wrappers)
+        model.rounds_decoding = weights == "auto"
+        return model
 
     @property
     def device_names(self) -> str:
@@ -169,6 +175,16 @@ class DecoderModel:
         return float(self.shape.layers * self.shape.q_heads * self.shape.head_dim) / weights
 
     @cached_property
+    def decoding(self) -> FewRows | None:
+        """The loop for passes that decode, where a CPU has one of its own (`execution/few_rows.py`).
+
+        It is made when it is first asked for: that takes seconds, and many commands decode nothing.
+        """
+        if not (self.rounds_decoding and self.wired and supports_few_rows(self.body, self.lm_head)):
+            return None
+        return FewRows(self.body, self.lm_head, self.shape, self.scale, self._cos_sin)
+
+    @cached_property
     def prompt(self) -> Prompt:
         """Prompt pieces of the tokenizer and profile."""
         return Prompt(self.tokenizer, self.profile, self.wrappers)
@@ -187,6 +203,8 @@ class DecoderModel:
             return []
         if self.fused is not None:
             return self.fused.forward(passes)
+        if any(p.decodes for p in passes) and self.decoding is not None:
+            return self._forward_apart(self.decoding, passes)
         embed = self._layers.ends.embed
         rows = [
             PassRows(
@@ -211,6 +229,15 @@ class DecoderModel:
         for pass_rows in rows:  # last, so that a forward that fails leaves all states as they were
             pass_rows.leave_states()
         return logits
+
+    def _forward_apart(self, decoding: FewRows, passes: Sequence[Pass]) -> list[Tensor]:
+        """Run the passes that decode by their own loop, and the others as ever: neither changes the other's result."""
+        logits = dict[int, Tensor]()
+        for decodes, run in ((True, decoding.forward), (False, self.forward)):
+            chosen = [number for number, p in enumerate(passes) if p.decodes is decodes]
+            if chosen:
+                logits |= zip(chosen, run([passes[number] for number in chosen]), strict=True)
+        return [logits[number] for number in range(len(passes))]
 
     def _run_layer(self, layer: int, running: Sequence[PassRows]) -> None:
         """Run a layer for the rows of several passes."""

@@ -93,6 +93,8 @@ class Pass:
         start: the layer that rows enter.
         hidden: [T, hidden]. Hidden states of the rows that enter layer `start`; None embeds the tokens.
         attention: sparse attention; None for dense attention.
+        decodes: whether it is a plain pass (`append`) of tokens of an answer with logits for all of them, which a CPU
+            may multiply with rounded weights.
     """
 
     tokens: Tensor
@@ -105,6 +107,7 @@ class Pass:
     start: int = 0
     hidden: Tensor | None = None
     attention: Attention | None = None
+    decodes: bool = False
 
 
 def write_rows(p: Pass, layer: int, step: Step, k: Tensor, v: Tensor) -> None:
@@ -145,9 +148,13 @@ def append(
     positions = torch.arange(start, start + len(tokens))
     last = torch.arange(max(0, len(tokens) - outputs), len(tokens))
     depth_run = cache.shape.layers if depth is None else depth
-    steps = []
+    alike: dict[int, list[int]] = {}  # by length: a decoded token has the same slot in most layers
     for layer in range(depth_run):
-        slots = cache.reserve(layer, positions)
-        steps.append(Step(write=None, slots=slots, leave=last if layer == cache.shape.layers - 1 else None))
+        alike.setdefault(cache.lengths[layer], []).append(layer)
+    slots = {
+        layer: to for layers in alike.values() for to in [cache.reserve_alike(layers, positions)] for layer in layers
+    }
+    ends = cache.shape.layers - 1
+    steps = [Step(None, slots[layer], leave=last if layer == ends else None) for layer in range(depth_run)]
     ids = torch.tensor(tokens, dtype=torch.int64)
     return Pass(ids, positions, cache, steps, capture=capture, depth=depth, attention=attention)

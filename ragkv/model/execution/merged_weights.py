@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -90,8 +90,8 @@ def supports_merging(body: Any) -> bool:
     return is_plain(body)
 
 
-def is_plain(body: Any) -> bool:
-    """Return whether all projections are linear modules, exact or in FP8, and the activation is SiLU."""
+def is_plain(body: Any, forms: Sequence[type] = (nn.Linear, Fp8Linear)) -> bool:
+    """Return whether all projections are linear modules of one of these forms, and the activation is SiLU."""
     linear = [
         getattr(part, name)
         for block in body.layers
@@ -102,28 +102,33 @@ def is_plain(body: Any) -> bool:
         for name in names
     ]
     kinds = {type(each) for each in linear}
-    return kinds in ({nn.Linear}, {Fp8Linear}) and bool(body.config.hidden_act == "silu")
+    return kinds in [{form} for form in forms] and bool(body.config.hidden_act == "silu")
 
 
 def merge_weights(body: Any) -> list[MergedLayer]:
     """Merge the layers of a model for which `is_plain` holds."""
+    return merge_layers(body, _merge_linear)
+
+
+def merge_layers(body: Any, product: Callable[[Sequence[Any]], Module]) -> list[MergedLayer]:
+    """Make merged layers; product: makes one product of linear modules with the same input."""
     blocks = list(body.layers)
     next_norms = [*(block.input_layernorm for block in blocks[1:]), body.norm]
-    return [_merge_layer(block, norm) for block, norm in zip(blocks, next_norms, strict=True)]
+    return [_merge_layer(block, norm, product) for block, norm in zip(blocks, next_norms, strict=True)]
 
 
-def _merge_layer(block: Any, next_norm: Any) -> MergedLayer:
+def _merge_layer(block: Any, next_norm: Any, product: Callable[[Sequence[Any]], Module]) -> MergedLayer:
     attention, mlp, head_norms = block.self_attn, block.mlp, None
     if hasattr(attention, "q_norm"):
         q, k = attention.q_norm, attention.k_norm
         head_norms = HeadNorms(_merge([q.weight, k.weight]).view(2, -1), q.variance_epsilon)
     return MergedLayer(
-        _merge_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
+        product([attention.q_proj, attention.k_proj, attention.v_proj]),
         head_norms,
-        attention.o_proj,
+        product([attention.o_proj]),
         _norm_weights(block.post_attention_layernorm, mlp.down_proj.weight.device),
-        _merge_linear([mlp.gate_proj, mlp.up_proj]),
-        mlp.down_proj,
+        product([mlp.gate_proj, mlp.up_proj]),
+        product([mlp.down_proj]),
         _norm_weights(next_norm, mlp.down_proj.weight.device),
     )
 
@@ -134,6 +139,8 @@ def _norm_weights(module: Any, device: torch.device) -> NormWeights:
 
 def _merge_linear(modules: Sequence[Any]) -> Module:
     """Merge linear modules; either all of them have a bias or none."""
+    if len(modules) == 1:
+        return cast(Module, modules[0])
     biases = [module.bias for module in modules if module.bias is not None]
     weight, bias = _merge([module.weight for module in modules]), _merge(biases) if biases else None
     if isinstance(modules[0], Fp8Linear):
