@@ -52,9 +52,9 @@ def serve(
     return 0
 
 
-def demo(data: Data = None, store: Store = None, model: Model = None, device: Device = None) -> int:
+def demo(data: Data = None, model: Model = None, device: Device = None) -> int:
     """Ingest sample documents, ask questions and compare the methods."""
-    settings = settings_from(data, store, model, device)
+    settings = settings_from(data, None, model, device)
     from rich.console import Console
 
     from ragkv.cli.demo import run

@@ -152,9 +152,8 @@ class Questions:
         prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile, engine.key_tier)
         decode_policy = make_decode_policy(options.decode or settings.decode, profile, engine.decode_tier)
         name = options.method or engine.method
-        request.method = MethodChoice(
-            name, None if full_prefill(name) else make_method(name, engine.model, options.collection)
-        )
+        method = None if full_prefill(name) else make_method(name, engine.model, options.collection)
+        request.method = MethodChoice(name, method)
         request.reuse_refused = engine.reuse_refused if request.method.method else ""
         if request.reuse_refused:
             request.method = MethodChoice(FULL, None)
@@ -207,9 +206,9 @@ class Questions:
             raise NotFound(f"collection {options.collection!r} has no documents that the filter describes")
         if not hits:
             raise NotFound(f"collection {options.collection!r} has no documents", "add some with `ragkv ingest`")
-        engine, wrapped = self._engine, request.method.method is not None
+        engine, reuses = self._engine, request.method.method is not None
         reader = (engine.catalog, engine.model.prompt, engine.fingerprint)
-        ordered = prompt_order(with_own_tokens(hits, options.collection, *reader, wrapped=wrapped))
+        ordered = prompt_order(with_own_tokens(hits, options.collection, *reader, wrapped=reuses))
         # Layers with a state go on from behind the last chunk.
         best = hits[0].row
         return sorted(ordered, key=lambda hit: hit.row == best) if engine.model.states.bytes else ordered

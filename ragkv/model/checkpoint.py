@@ -112,23 +112,31 @@ def load_checkpoint(
         raise ModelNotFound(f"model {source.model!r}: cannot be loaded ({first_line(error)})") from None
     weights_hash = files.weights_hash or weights_hash_of(files.folder)
     if adapter:
-        if adapter.base and adapter.base != weights_hash:
-            notify(
-                f"adapter {adapter.folder} was trained on other weights than those of {source.model}: "
-                "measure it with `ragkv calibrate --documents`, or tune one for these"
-            )
+        _tell_of_other_base(adapter, weights_hash, source.model, notify)
         weights_hash = joined_hash(weights_hash, adapter.digest)
     wrappers = Wrappers({collection: read_wrapper(Path(folder)) for collection, folder in source.wrappers})
     install(weights, wrappers, weights_hash)
     profile = default_profile(attention_layers(config), config.hidden_size, config.model_type)
-    # The later ones win: an adapter was trained for a prompt and blocks of its own, and a calibration measured both.
-    common = [Path(folder).expanduser() for collection, folder in source.wrappers if collection == EVERY_COLLECTION]
-    folders = [files.folder, *([adapter.folder] if adapter else []), *common]
-    beside = [folder / "profile.json" for folder in folders]
-    for path in [*beside, *([profiles / f"{weights_hash}.json"] if profiles else [])]:
+    for path in [*_profiles_beside(files, source), *([profiles / f"{weights_hash}.json"] if profiles else [])]:
         if path.is_file():
             profile = load_profile(path, profile)
     return LoadedCheckpoint(weights, tokenizer, profile, source.shown, weights_hash, wrappers)
+
+
+def _tell_of_other_base(adapter: Adapter, weights_hash: str, model: str, notify: Notify) -> None:
+    """Tell that an adapter was trained on other weights, such as those of the hub's folder of a GGUF file."""
+    if adapter.base and adapter.base != weights_hash:
+        notify(
+            f"adapter {adapter.folder} was trained on other weights than those of {model}: "
+            "measure it with `ragkv calibrate --documents`, or tune one for these"
+        )
+
+
+def _profiles_beside(files: _Files, source: ModelSource) -> list[Path]:
+    """Return where profiles may be. The later ones win: what was trained was trained for a prompt of its own."""
+    common = [folder for collection, folder in source.wrappers if collection == EVERY_COLLECTION]
+    folders = [files.folder, *(Path(folder).expanduser() for folder in (source.adapter, *common) if folder)]
+    return [folder / "profile.json" for folder in folders]
 
 
 def _find_files(source: ModelSource, cache: Path | None, notify: Notify) -> _Files:
