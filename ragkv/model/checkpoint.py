@@ -98,12 +98,7 @@ def load_checkpoint(
     transformers.utils.logging.disable_progress_bar()
     files = _find_files(source, cache, notify)
     config = _read_config(source.model, files.folder)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == SPREAD:
-        check_spreadable()
-    if dtype == "auto":
-        dtype = auto_dtype(device)
+    device, dtype = _resolved(device, dtype)
     try:
         weights, tokenizer = _read_weights(files.folder, config, device, DTYPES[dtype], adapter), files.tokenizer
     except KeyError:
@@ -121,6 +116,15 @@ def load_checkpoint(
         if path.is_file():
             profile = load_profile(path, profile)
     return LoadedCheckpoint(weights, tokenizer, profile, source.shown, weights_hash, wrappers)
+
+
+def _resolved(device: str, dtype: str) -> tuple[str, str]:
+    """Return device and dtype, chosen where they are `auto`. Raises ConfigError for GPUs that cannot be spread over."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == SPREAD:
+        check_spreadable()
+    return device, auto_dtype(device) if dtype == "auto" else dtype
 
 
 def _tell_of_other_base(adapter: Adapter, weights_hash: str, model: str, notify: Notify) -> None:
