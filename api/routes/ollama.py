@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from ragkv.api.error_forms import ollama_error
 from ragkv.api.errors import Fault
 from ragkv.api.routes.chat_exchange import ChatExchangeDep, ChatOutcome
 from ragkv.api.routes.dependencies import EngineThreadDep, errors_as
+from ragkv.api.routes.log_probabilities import token_entries
 from ragkv.api.routes.openai import model_names
 from ragkv.api.routes.openai_chat import method_of
 from ragkv.api.schemas.ollama import (
@@ -29,6 +30,7 @@ from ragkv.api.schemas.ollama import (
     OllamaVersion,
 )
 from ragkv.api.schemas.openai_messages import Message
+from ragkv.engine.token_scores import TokenScore
 
 router = APIRouter()
 
@@ -123,15 +125,15 @@ class _OllamaForm:
 
     def whole(self, outcome: ChatOutcome) -> dict[str, Any]:
         """Build the reply that is not streamed."""
-        return self._ended(outcome, outcome.text)
+        return self._ended(outcome, outcome.text, outcome.tokens)
 
     def first(self) -> Iterable[bytes]:
         """Return nothing: a stream begins with its first piece."""
         return ()
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, tokens: Sequence[TokenScore] = ()) -> bytes:
         """Encode the next piece."""
-        return _encoded(self.line(text, done=False))
+        return _encoded(self.line(text, done=False, **_logprobs(tokens)))
 
     def last(self, outcome: ChatOutcome) -> Iterable[bytes]:
         """Encode the last line."""
@@ -141,7 +143,7 @@ class _OllamaForm:
         """Encode the line that reports a fault."""
         return _encoded(ollama_error(fault))
 
-    def _ended(self, outcome: ChatOutcome, text: str) -> dict[str, Any]:
+    def _ended(self, outcome: ChatOutcome, text: str, tokens: Sequence[TokenScore] | None = None) -> dict[str, Any]:
         total = first_token = decode = 0.0
         if outcome.answer is not None:
             timings = outcome.answer.report.timings_ms
@@ -156,8 +158,13 @@ class _OllamaForm:
             prompt_eval_duration=int(first_token * _NANOSECONDS),
             eval_count=outcome.usage["completion_tokens"],
             eval_duration=int(decode * _NANOSECONDS),
+            **_logprobs(tokens or ()),
             **outcome.extension,
         )
+
+
+def _logprobs(tokens: Sequence[TokenScore]) -> dict[str, Any]:
+    return {"logprobs": token_entries(tokens)} if tokens else {}
 
 
 def _encoded(line: dict[str, Any]) -> bytes:

@@ -124,6 +124,7 @@ def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str
         frequency_penalty=chat.frequency_penalty or 0.0,
         stop=tuple(text for text in stop if text),
         seed=secrets.randbits(63) if chat.seed is None else chat.seed,
+        top_log_probabilities=(chat.top_logprobs or 0) if chat.logprobs else None,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from ragkv.api.schemas.common import DESCRIBED
+from ragkv.api.schemas.log_probabilities import MostLikely, ScoredToken
 from ragkv.api.schemas.openai import (
     MAX_STOPS,
     NO_LIMIT,
@@ -75,8 +76,9 @@ class OllamaRequest(BaseModel):
     """A stream is lines of JSON."""
     options: OllamaOptions | None = None
     format: Annotated[Literal["", "json"] | dict[str, Any] | None, only("json and a JSON schema")] = None
-    logprobs: Annotated[Literal[False] | None, only("false")] = None
-    top_logprobs: Annotated[Literal[0] | None, only("0")] = None
+    logprobs: bool | None = False
+    top_logprobs: MostLikely | None = None
+    """It needs `logprobs`."""
     keep_alive: float | Annotated[str, Field(max_length=64)] | None = None
     """Ignored: the model is loaded as long as the service runs."""
     ragkv: Extension | None = None
@@ -116,6 +118,8 @@ class OllamaRequest(BaseModel):
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             response_format=self._response_format,
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs if self.logprobs else None,
             ragkv=self.ragkv or options.ragkv or Extension(),
         )
 
@@ -172,6 +176,8 @@ class OllamaReply(BaseModel):
     """Nanoseconds to the first token, retrieval and loading included."""
     eval_count: int | None = None
     eval_duration: int | None = None
+    logprobs: list[ScoredToken] | None = None
+    """Of the tokens of this piece, where they are asked for."""
     ragkv: Grounds | None = None
     """Citations and report; missing where no document was asked."""
 

@@ -113,7 +113,7 @@ def test_parameters_that_open_webui_lets_users_set_are_honoured_or_ignored(servi
     }
     found = chunks(service, open_webui(**advanced))
     assert "".join(each["choices"][0]["delta"].get("content") or "" for each in found[:-1]) == "Ada Brook"
-    impossible = {"response_format": {"type": "grammar"}, "logprobs": True, "tool_choice": "required"}
+    impossible = {"response_format": {"type": "grammar"}, "n": 2, "tool_choice": "required"}
     for name, value in impossible.items():
         refused = service.post("/v1/chat/completions", open_webui(**{name: value}))
         assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error"), name

@@ -139,7 +139,7 @@ def test_a_format_gives_json(service: Service, form: Any) -> None:
         ({"messages": [{**ASKED[0], "images": ["aGk="]}]}, 400, "messages.0.images: images are not supported"),
         ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages: one of them must be a question"),
         ({"messages": "x"}, 400, "messages: must be a list"),
-        ({"logprobs": True}, 400, "logprobs: other values than false are not supported"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: must be less than or equal to 20"),
         ({"ragkv": {"top_k": 1}, "options": {"ragkv": {}}}, 400, "ragkv is there twice"),
         ({"ragkv": {"topk": 1}}, 400, "ragkv.topk: is no field of this request"),
     ],
