@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,6 +91,7 @@ def err() -> Console:
 @contextmanager
 def opened(settings: Settings, asks: bool = True) -> Iterator[Engine]:
     """Open the engine. A terminal shows a status line while it loads. asks: as for `Engine.open`."""
+    check_model(settings)
     console = err()
     with console.status("loading the model") if console.is_terminal else _nothing():
         from ragkv.engine.engine import Engine
@@ -99,6 +100,28 @@ def opened(settings: Settings, asks: bool = True) -> Iterator[Engine]:
         engine = Engine.open(settings, lambda line: console.print(f"ragkv: {printable(line)}"), asks)
     with engine:
         yield engine
+
+
+def check_model(settings: Settings) -> None:
+    """Raise ModelNotFound where the settings name a path at which no model is. It takes no time, and loading does."""
+    from ragkv.model.locations import check_locations
+
+    check_locations(settings.model, settings.adapter)
+
+
+def check_documents(settings: Settings, collection: str | None = None) -> None:
+    """Raise NotFound if the collection, or the whole catalogue, has no documents, before a model is loaded."""
+    from ragkv.catalog import Catalog
+    from ragkv.errors import NotFound
+
+    where, known = settings.catalog_address, False
+    if isinstance(where, str) or where.exists():
+        with closing(Catalog.open(where)) as catalog:
+            known = bool(catalog.page(collection, None, 1) if collection else catalog.collections())
+    if not known:
+        place = settings.data if isinstance(where, Path) else "the catalogue"
+        which = f"collection {collection!r} in {place} has" if collection else f"{place} has"
+        raise NotFound(f"{which} no documents", "add some with `ragkv ingest`")
 
 
 @contextmanager
