@@ -25,13 +25,9 @@ from ragkv.api.schemas.ollama import (
     OllamaError,
     OllamaGenerate,
     OllamaGenerateReply,
-    OllamaModels,
     OllamaRequest,
-    OllamaRunning,
-    OllamaShow,
-    OllamaShown,
-    OllamaVersion,
 )
+from ragkv.api.schemas.ollama_models import OllamaModels, OllamaRunning, OllamaShow, OllamaShown, OllamaVersion
 from ragkv.api.schemas.openai_messages import Message
 from ragkv.engine.token_scores import TokenScore
 

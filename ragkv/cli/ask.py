@@ -27,6 +27,7 @@ from ragkv.cli.common import (
     out,
     printable,
     settings_from,
+    uncollected,
 )
 from ragkv.errors import InputError, RagkvError
 from ragkv.evaluation.score import exact_match, f1
@@ -156,7 +157,8 @@ def ask(
         raise typer.BadParameter("give either a question or --file", param_hint="QUESTION")
     settings = settings_from(data, store, model, device, url=url)
     questions = list(read_questions(file)) if file is not None else [FileQuestion(_text(question or ""))]
-    _check_names(method, prefill, decode)
+    with uncollected():
+        _check_names(method, prefill, decode)
     options = AskOptions(
         *(collection, conversation, top_k, parse_filter(filters or []), method, prefill, decode, max_tokens),
         answer_schema=read_schema(schema) if schema is not None else None,

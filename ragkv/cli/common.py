@@ -6,6 +6,7 @@ Results go to stdout. Errors, progress and hints go to stderr. An error is one l
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import re
 import sys
@@ -89,11 +90,23 @@ def err() -> Console:
 
 
 @contextmanager
+def uncollected() -> Iterator[None]:
+    """Hold the garbage collector back while things are loaded: it would visit again and again what all stays."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
 def opened(settings: Settings, asks: bool = True) -> Iterator[Engine]:
     """Open the engine. A terminal shows a status line while it loads. asks: as for `Engine.open`."""
     check_model(settings)
     console = err()
-    with console.status("loading the model") if console.is_terminal else _nothing():
+    with uncollected(), console.status("loading the model") if console.is_terminal else _nothing():
         from ragkv.engine.engine import Engine
 
         # Through the same console, so that the line and the status do not overwrite each other.
