@@ -73,8 +73,8 @@ class AnswerScores:
             return
         scored = self._sequence.scores(known)
         for token, (log_probability, likely) in zip(tokens[known:], scored, strict=False):  # a stop token has one, too
-            pairs = tuple((self._bytes(other), max(value, LEAST)) for other, value in likely)
-            self._scores.append(TokenScore(self._bytes(token), max(log_probability, LEAST), pairs))
+            pairs = tuple((self._bytes(other), _bounded(value)) for other, value in likely)
+            self._scores.append(TokenScore(self._bytes(token), _bounded(log_probability), pairs))
             begin = len(self._text)
             self._text += self._decoder.decode(self._scores[-1].text)
             begun = bool(self._decoder.getstate()[0])  # a character that the next token ends
@@ -82,3 +82,8 @@ class AnswerScores:
 
     def _bytes(self, token: int) -> bytes:
         return bytes(self._tokenizer.decode_bytes([token]))
+
+
+def _bounded(log_probability: float) -> float:
+    """Return a number that JSON has, and that is no more than certain: the sum of a softmax is rounded."""
+    return min(0.0, max(log_probability, LEAST))

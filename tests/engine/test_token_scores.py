@@ -205,11 +205,11 @@ def test_a_text_is_made_of_the_tokens_that_have_a_part_in_it(tokens: list[int], 
     assert [-score.log_probability for score in scores.of(text)] == made_of
 
 
-def test_an_improbable_token_has_a_number_that_json_has_too() -> None:
+def test_no_token_is_more_than_certain_and_an_improbable_one_has_a_number_that_json_has() -> None:
     sequence = Decoded(1)
-    sequence.scores = lambda start: [(-math.inf, [(2, -math.inf)])]  # type: ignore[method-assign]
+    sequence.scores = lambda start: [(-math.inf, [(2, 1e-7), (3, -math.inf)])]  # type: ignore[method-assign]
     (score,) = AnswerScores(sequence, Texts()).of("Ada")  # type: ignore[arg-type]
-    assert (score.log_probability, score.likely) == (LEAST, ((b" Bro", LEAST),))
+    assert (score.log_probability, score.likely) == (LEAST, ((b" Bro", 0.0), (b"ok", LEAST)))
 
 
 def test_the_most_likely_tokens_of_a_row_are_the_first_of_its_softmax() -> None:
