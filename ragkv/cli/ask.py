@@ -159,6 +159,8 @@ def ask(
     questions = list(read_questions(file)) if file is not None else [FileQuestion(_text(question or ""))]
     with uncollected():
         _check_names(method, prefill, decode)
+        if conversation is not None:
+            _check_conversation(method or settings.method)
     options = AskOptions(
         *(collection, conversation, top_k, parse_filter(filters or []), method, prefill, decode, max_tokens),
         answer_schema=read_schema(schema) if schema is not None else None,
@@ -208,6 +210,15 @@ def _check_names(method: str | None, prefill: str | None, decode: str | None) ->
             check(name or "dense")
         except InputError as error:
             raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _check_conversation(method: str) -> None:
+    from ragkv.engine.registry import check_sessions
+
+    try:
+        check_sessions(method)
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint="--conversation") from None
 
 
 def parse_filter(given: Sequence[str]) -> Filter | None:

@@ -45,7 +45,16 @@ Url = Annotated[
         "--url", help="Let the service at this address do it; its key is RAGKV_KEY.", rich_help_panel=_SETTINGS
     ),
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file, too.")]
+
+
+def writable(file: Path | None) -> Path | None:
+    """Return the file of an option; refuse one in no folder, before what is written to it takes minutes to measure."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent}")
+    return file
+
+
+Json = Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the figures to this file, too.")]
 Collection = Annotated[str, typer.Option("--collection", "-c", help="Collection of the documents.")]
 
 Progress = Callable[[str, int, int], None]

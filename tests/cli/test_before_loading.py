@@ -71,6 +71,24 @@ def test_a_model_that_is_not_there_is_told_before_anything_heavy_is_imported(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--json", "--plot", "--table"])
+def test_a_file_of_figures_in_no_folder_is_told_before_anything_is_measured(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "quality", option, "nowhere/figures.png"]) == 2
+    assert "there is no folder nowhere" in capsys.readouterr().err
+
+
+def test_a_method_that_holds_no_conversation_is_told_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("ragkv.cli.ask"), "check_documents", lambda *_: None)
+    assert run("ask Who? --conversation x --method multi-infllm".split()) == 2
+    monkeypatch.setenv("RAGKV_METHOD", "multi-infllm")
+    assert run("ask Who? --conversation x".split()) == 2
+    assert capsys.readouterr().err.count("answers single questions only") == 2
+
+
 def test_an_adapter_that_is_not_there_is_told_as_early(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("tune a.txt b.txt --out new --adapter nothing".split()) == 2
     assert "adapter folder 'nothing' does not exist" in capsys.readouterr().err
