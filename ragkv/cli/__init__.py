@@ -123,4 +123,6 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Entry point of the program."""
     garbage.set_threshold(OBJECTS_BEFORE_COLLECTION)
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    garbage.freeze()  # As it ends, the interpreter looks for cycles among all objects several times: for a second.
+    sys.exit(code)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -109,3 +111,13 @@ def test_a_setting_that_names_nothing_is_told_at_once(
     monkeypatch.setenv(f"RAGKV_{name}", value)
     assert run(["ingest", "a.txt"]) == 2
     assert f"RAGKV_{name}" in capsys.readouterr().err
+
+
+def test_at_its_end_the_program_looks_for_no_garbage_and_still_does_what_was_put_off() -> None:
+    program = (
+        "import atexit, gc, sys; from ragkv.cli import main\n"
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > gc.get_count()[0]))\n"
+        "sys.argv = ['ragkv', 'ls', '--help']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "frozen True")
