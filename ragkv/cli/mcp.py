@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from ragkv.cli.common import Data, Device, Model, Store, Url, check_model, settings_from, tell
+from ragkv.cli.common import Data, Device, Model, Store, Url, settings_from, tell
 
 
 def mcp(data: Data = None, store: Store = None, model: Model = None, device: Device = None, url: Url = None) -> None:
     """Serve search, questions and documents to an MCP client over standard input and output."""
     settings = settings_from(data, store, model, device, url=url)
-    if not settings.url:
-        check_model(settings)
     from ragkv.api.runtime.mcp_stdio import serve_stdio
 
     serve_stdio(settings, tell)

@@ -12,7 +12,7 @@ import pytest
 
 from ragkv.cli import run
 
-COMMANDS = ("ask Who?", "ingest a.txt", "demo", "reindex", "calibrate", "tune a.txt b.txt --out new", "mcp", "serve")
+COMMANDS = ("ask Who?", "ingest a.txt", "demo", "reindex", "calibrate", "tune a.txt b.txt --out new", "serve")
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,6 @@ def test_a_model_that_is_not_there_is_told_before_anything_heavy_is_imported(
         monkeypatch.setattr(import_module(module), "check_documents", lambda *_: None)
     monkeypatch.setattr("ragkv.engine.engine.Engine.open", lambda *_, **__: pytest.fail("the engine was opened"))
     monkeypatch.setattr("ragkv.api.app.serve", lambda *_: pytest.fail("the service was started"))
-    monkeypatch.setattr("ragkv.api.runtime.mcp_stdio.serve_stdio", lambda *_: pytest.fail("the server was started"))
     assert run(command.split()) == 2
     assert message in capsys.readouterr().err
 
