@@ -215,6 +215,8 @@ class AskOptions:
         answer_schema: A JSON schema. The answer is JSON that follows it; None answers in words.
         abstain_below: An answer whose confidence is lower becomes `unknown`; None never does that.
         speculation: Draft tokens of the answer from its prompt and verify several in a pass; None uses the setting.
+        top_log_probabilities: Keep the log probability of each token of the answer, and of as many of the most likely
+            tokens in its place; None keeps none.
     """
 
     collection: str = "default"
@@ -237,6 +239,7 @@ class AskOptions:
     answer_schema: Mapping[str, Any] | None = None
     abstain_below: float | None = None
     speculation: bool | None = None
+    top_log_probabilities: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -25,6 +25,7 @@ from ragkv.api.schemas.anthropic import (
     TokenCountRequest,
 )
 from ragkv.engine.engine import Engine
+from ragkv.engine.token_scores import TokenScore
 
 router = APIRouter()
 
@@ -103,7 +104,7 @@ class _MessageForm:
             _event("content_block_start", index=0, content_block=block),
         )
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, tokens: Sequence[TokenScore] = ()) -> bytes:
         """Encode the next piece of the text."""
         return _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text}) if text else _PING
 

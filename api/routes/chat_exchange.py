@@ -9,7 +9,7 @@ read in one place for all of them (openai_chat.py, openai_tasks.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
@@ -32,8 +32,10 @@ from ragkv.api.routes.openai_chat import (
 from ragkv.api.routes.openai_tasks import task_reply
 from ragkv.api.runtime.answer_stream import AnswerStream
 from ragkv.api.schemas.openai import Chat
+from ragkv.engine.token_scores import TokenScore
 from ragkv.passages import Citation
 from ragkv.report import Answer
+from ragkv.types import AskOptions
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,12 @@ class ChatOutcome:
     Attributes:
         text: The text; where the client gave its beginning, what comes behind that.
         answer: The answer from documents; None for a title or the like, which a rule makes.
+        tokens: Log probabilities of the tokens of the text; None where the client does not ask for them.
     """
 
     text: str
     answer: Answer | None = None
+    tokens: Sequence[TokenScore] | None = None
 
     @property
     def at_limit(self) -> bool:
@@ -95,8 +99,13 @@ class ChatForm(Protocol):
     def first(self) -> Iterable[bytes]:
         """Encode what a stream begins with."""
 
-    def piece(self, text: str) -> bytes:
-        """Encode the next piece of the text; "" where nothing has come for a while."""
+    def piece(self, text: str, tokens: Sequence[TokenScore] = ()) -> bytes:
+        """Encode the next piece of the text; "" where nothing has come for a while.
+
+        Args:
+            text: The piece.
+            tokens: Log probabilities of its tokens, where the client asks for them.
+        """
 
     def last(self, outcome: ChatOutcome) -> Iterable[bytes]:
         """Encode what a stream ends with."""
@@ -126,7 +135,7 @@ class ChatExchange:
         turns, method = turns_of(chat), method_of(chat, self.engine_thread.model)
         told = task_reply(turns.question)
         if told is not None:
-            return _by_rule(ChatOutcome(told), form, bool(chat.stream))
+            return _by_rule(ChatOutcome(told, tokens=() if chat.logprobs else None), form, bool(chat.stream))
         options = options_of(chat, turns, method, self.tenant.inside(chat.ragkv.collection))
         stream = AnswerStream(
             self.engine_thread,
@@ -138,16 +147,19 @@ class ChatExchange:
             bool(chat.stream),
         )
         if not chat.stream:
-            return JSONResponse(form.whole(_outcome(await stream.whole(), turns.beginning)))
+            await stream.whole()
+            return JSONResponse(form.whole(_outcome(stream, turns.beginning, options)))
         await stream.prefilled()
-        return EventStream(stream, _events(stream, form, turns.beginning), form.media_type)
+        return EventStream(stream, _events(stream, form, turns.beginning, options), form.media_type)
 
 
 ChatExchangeDep = Annotated[ChatExchange, Depends()]
 
 
-def _outcome(answer: Answer, beginning: str) -> ChatOutcome:
-    return ChatOutcome(behind(answer.answer, beginning), answer)
+def _outcome(stream: AnswerStream, beginning: str, options: AskOptions) -> ChatOutcome:
+    answer = stream.answer()
+    tokens = None if options.top_log_probabilities is None else stream.tokens
+    return ChatOutcome(behind(answer.answer, beginning), answer, tokens)
 
 
 def _by_rule(outcome: ChatOutcome, form: ChatForm, stream: bool) -> Response:
@@ -157,13 +169,16 @@ def _by_rule(outcome: ChatOutcome, form: ChatForm, stream: bool) -> Response:
     return Response(b"".join(events), media_type=form.media_type)
 
 
-async def _events(stream: AnswerStream, form: ChatForm, beginning: str) -> AsyncIterator[bytes]:
+async def _events(stream: AnswerStream, form: ChatForm, beginning: str, options: AskOptions) -> AsyncIterator[bytes]:
+    sent = 0
     try:
         for event in form.first():
             yield event
         async for piece in continued(stream.pieces(), beginning):
-            yield form.piece(piece)
-        for event in form.last(_outcome(stream.answer(), beginning)):
+            tokens = stream.tokens[sent:] if piece else ()
+            sent += len(tokens)
+            yield form.piece(piece, tokens)
+        for event in form.last(_outcome(stream, beginning, options)):
             stream.check()  # a slow client may take its time between two events
             yield event
     except Gone:

@@ -13,6 +13,8 @@ from ragkv.api.error_forms import openai_error
 from ragkv.api.errors import Fault
 from ragkv.api.routes.chat_exchange import ChatOutcome
 from ragkv.api.routes.event_stream import SSE, encode_event
+from ragkv.api.routes.log_probabilities import token_entries
+from ragkv.engine.token_scores import TokenScore
 from ragkv.passages import Citation
 
 
@@ -33,7 +35,8 @@ class CompletionForm:
     def whole(self, outcome: ChatOutcome) -> dict[str, Any]:
         """Build the response that is not streamed."""
         message = {"role": "assistant", "content": outcome.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": outcome.finish_reason}
+        logprobs = None if outcome.tokens is None else _logprobs(outcome.tokens)
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": outcome.finish_reason}
         content = {"choices": [choice], "usage": outcome.usage, **outcome.extension}
         return self._envelope("chat.completion") | content
 
@@ -41,9 +44,9 @@ class CompletionForm:
         """Encode the first chunk of a stream."""
         return (encode_event(self._chunk({"role": "assistant", "content": ""})),)
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, tokens: Sequence[TokenScore] = ()) -> bytes:
         """Encode a chunk with the next piece of the answer."""
-        return encode_event(self._chunk({"content": text})) if text else KEEPALIVE_COMMENT
+        return encode_event(self._chunk({"content": text}, tokens=tokens)) if text else KEEPALIVE_COMMENT
 
     def last(self, outcome: ChatOutcome) -> Iterable[bytes]:
         """Encode the last chunks: one for each cited document, the finish reason with citations and report, and the
@@ -59,13 +62,20 @@ class CompletionForm:
         """Encode the event that reports a fault."""
         return encode_event(openai_error(fault))
 
-    def _chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self, delta: dict[str, str], finish_reason: str | None = None, tokens: Sequence[TokenScore] = ()
+    ) -> dict[str, Any]:
+        logprobs = _logprobs(tokens) if tokens else None
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         no_usage_yet = {"usage": None} if self._usage else {}
         return self._envelope("chat.completion.chunk") | {"choices": [choice]} | no_usage_yet
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"object": kind, **self._identity}
+
+
+def _logprobs(tokens: Sequence[TokenScore]) -> dict[str, Any]:
+    return {"content": token_entries(tokens), "refusal": None}
 
 
 def source_events(citations: Sequence[Citation]) -> list[dict[str, Any]]:

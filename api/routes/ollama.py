@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,26 +15,31 @@ from ragkv import __version__
 from ragkv.api.error_forms import ollama_error
 from ragkv.api.errors import Fault
 from ragkv.api.routes.chat_exchange import ChatExchangeDep, ChatOutcome
-from ragkv.api.routes.dependencies import EngineThreadDep, errors_as
+from ragkv.api.routes.dependencies import EngineThreadDep, SettingsDep, errors_as
+from ragkv.api.routes.log_probabilities import token_entries
 from ragkv.api.routes.openai import model_names
-from ragkv.api.routes.openai_chat import method_of
+from ragkv.api.routes.openai_chat import method_of, method_of_name
 from ragkv.api.schemas.ollama import (
     OllamaChat,
     OllamaChatReply,
     OllamaError,
     OllamaGenerate,
     OllamaGenerateReply,
-    OllamaModels,
     OllamaRequest,
-    OllamaVersion,
 )
+from ragkv.api.schemas.ollama_models import OllamaModels, OllamaRunning, OllamaShow, OllamaShown, OllamaVersion
 from ragkv.api.schemas.openai_messages import Message
+from ragkv.engine.token_scores import TokenScore
 
 router = APIRouter()
 
 _ERRORS = errors_as(OllamaError, 400, 401, 403, 404, 409, 413, 414, 415, 429, 431, 503, 504)
 _LISTING: dict[int | str, dict[str, Any]] = {status: _ERRORS[status] for status in (400, 401, 403, 414, 415, 429, 431)}
 _LINES = "application/x-ndjson"
+_FAMILY = "ragkv"
+_DETAILS = {"parent_model": "", "format": "", "family": _FAMILY, "families": [_FAMILY]}
+_DETAILS |= {"parameter_size": "", "quantization_level": ""}
+_NEVER = "9999-12-31T23:59:59+00:00"
 _NANOSECONDS = 1_000_000
 """In a millisecond."""
 
@@ -83,14 +88,33 @@ async def _respond(body: OllamaRequest, messages: list[Message], exchange: ChatE
 @router.get("/api/tags", response_model=OllamaModels, responses=_LISTING)
 async def tags(request: Request, engine_thread: EngineThreadDep) -> Response:
     """List the valid values of `model`: the loaded model, alone or with a method."""
-    details = {"parent_model": "", "format": "", "family": "ragkv", "families": ["ragkv"]}
-    details |= {"parameter_size": "", "quantization_level": ""}
-    started = datetime.fromtimestamp(request.app.state.started, UTC).isoformat()
-    models = [
-        {"name": name, "model": name, "modified_at": started, "size": 0, "digest": _digest(name), "details": details}
-        for name in model_names(engine_thread)
-    ]
-    return JSONResponse({"models": models})
+    return JSONResponse({"models": [_model(name, _started(request)) for name in model_names(engine_thread)]})
+
+
+@router.get("/api/ps", response_model=OllamaRunning, responses=_LISTING)
+async def running(request: Request, engine_thread: EngineThreadDep, settings: SettingsDep) -> Response:
+    """Show the loaded model."""
+    own = {"expires_at": _NEVER, "size_vram": 0, "context_length": settings.max_question_tokens}
+    return JSONResponse({"models": [_model(model_names(engine_thread)[0], _started(request)) | own]})
+
+
+@router.post("/api/show", response_model=OllamaShown, responses=_ERRORS)
+async def show(body: OllamaShow, request: Request, engine_thread: EngineThreadDep, settings: SettingsDep) -> Response:
+    """Show what there is to know of a model: what it can do, and how long a question may be."""
+    method_of_name(body.wanted, engine_thread.model)  # raises for a model that is not there
+    known = {"general.architecture": _FAMILY, "general.basename": body.wanted}
+    return JSONResponse(
+        {
+            "license": "",
+            "modelfile": "",
+            "parameters": "",
+            "template": "",
+            "details": _DETAILS,
+            "model_info": {**known, f"{_FAMILY}.context_length": settings.max_question_tokens},
+            "capabilities": ["completion"],
+            "modified_at": _started(request),
+        }
+    )
 
 
 @router.get("/api/version", response_model=OllamaVersion, responses=_LISTING)
@@ -99,8 +123,13 @@ async def version() -> Response:
     return JSONResponse({"version": __version__})
 
 
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+def _model(name: str, started: str) -> dict[str, Any]:
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return {"name": name, "model": name, "modified_at": started, "size": 0, "digest": digest, "details": _DETAILS}
+
+
+def _started(request: Request) -> str:
+    return datetime.fromtimestamp(request.app.state.started, UTC).isoformat()
 
 
 class _OllamaForm:
@@ -123,15 +152,15 @@ class _OllamaForm:
 
     def whole(self, outcome: ChatOutcome) -> dict[str, Any]:
         """Build the reply that is not streamed."""
-        return self._ended(outcome, outcome.text)
+        return self._ended(outcome, outcome.text, outcome.tokens)
 
     def first(self) -> Iterable[bytes]:
         """Return nothing: a stream begins with its first piece."""
         return ()
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, tokens: Sequence[TokenScore] = ()) -> bytes:
         """Encode the next piece."""
-        return _encoded(self.line(text, done=False))
+        return _encoded(self.line(text, done=False, **_logprobs(tokens)))
 
     def last(self, outcome: ChatOutcome) -> Iterable[bytes]:
         """Encode the last line."""
@@ -141,7 +170,7 @@ class _OllamaForm:
         """Encode the line that reports a fault."""
         return _encoded(ollama_error(fault))
 
-    def _ended(self, outcome: ChatOutcome, text: str) -> dict[str, Any]:
+    def _ended(self, outcome: ChatOutcome, text: str, tokens: Sequence[TokenScore] | None = None) -> dict[str, Any]:
         total = first_token = decode = 0.0
         if outcome.answer is not None:
             timings = outcome.answer.report.timings_ms
@@ -156,8 +185,13 @@ class _OllamaForm:
             prompt_eval_duration=int(first_token * _NANOSECONDS),
             eval_count=outcome.usage["completion_tokens"],
             eval_duration=int(decode * _NANOSECONDS),
+            **_logprobs(tokens or ()),
             **outcome.extension,
         )
+
+
+def _logprobs(tokens: Sequence[TokenScore]) -> dict[str, Any]:
+    return {"logprobs": token_entries(tokens)} if tokens else {}
 
 
 def _encoded(line: dict[str, Any]) -> bytes:

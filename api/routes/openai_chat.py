@@ -85,14 +85,27 @@ def method_of(chat: Chat, model: str) -> str | None:
         NotFound: The request names another model.
         InputError: The request names two different methods.
     """
-    suffixes = [chat.model.removeprefix(name) for name in (model, id_of(model)) if chat.model.startswith(name)]
-    suffix = next((suffix for suffix in suffixes if not suffix or suffix.startswith(":")), None)
-    if suffix is None:
-        raise NotFound(f"there is no such model; use {id_of(model)!r}, or see /v1/models")
-    from_model, from_extension = suffix.removeprefix(":"), chat.ragkv.method
+    from_model, from_extension = method_of_name(chat.model, model), chat.ragkv.method
     if from_model and from_extension and from_model != from_extension:
         raise InputError("model and ragkv.method name two methods; give one")
     return from_model or from_extension
+
+
+def method_of_name(name: str, model: str) -> str:
+    """Return the method that the name of a model ends with, "" for none.
+
+    Args:
+        name: As the client wrote it.
+        model: Name of the loaded model; its id names it, too.
+
+    Raises:
+        NotFound: It is the name of another model.
+    """
+    suffixes = [name.removeprefix(own) for own in (model, id_of(model)) if name.startswith(own)]
+    suffix = next((suffix for suffix in suffixes if not suffix or suffix.startswith(":")), None)
+    if suffix is None:
+        raise NotFound(f"there is no such model; use {id_of(model)!r}, or see /v1/models")
+    return suffix.removeprefix(":")
 
 
 def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str) -> AskOptions:
@@ -124,6 +137,7 @@ def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str
         frequency_penalty=chat.frequency_penalty or 0.0,
         stop=tuple(text for text in stop if text),
         seed=secrets.randbits(63) if chat.seed is None else chat.seed,
+        top_log_probabilities=(chat.top_logprobs or 0) if chat.logprobs else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,8 +15,10 @@ from ragkv.api.error_forms import openai_error
 from ragkv.api.errors import Fault
 from ragkv.api.routes.chat_exchange import ChatExchangeDep, ChatOutcome
 from ragkv.api.routes.event_stream import SSE, describe_events, encode_event
+from ragkv.api.routes.log_probabilities import TokenLists
 from ragkv.api.routes.openai import ERRORS
 from ragkv.api.schemas.openai_completions import CompletionRequest, TextCompletion
+from ragkv.engine.token_scores import TokenScore
 
 router = APIRouter()
 
@@ -36,7 +38,7 @@ async def completions(body: CompletionRequest, exchange: ChatExchangeDep) -> Res
     """Answer a prompt from the documents of a collection. The prompt is a text or a list of one.
 
     `ragkv` in the request and in the response is as in `POST /v1/chat/completions`; in a stream it is in the chunk with
-    `finish_reason`. `suffix`, `echo`, `logprobs` and several choices are refused.
+    `finish_reason`. `suffix`, `echo` and several choices are refused.
     """
     return await exchange.respond(body.chat(), _PromptForm(body.model, body.with_usage))
 
@@ -52,7 +54,7 @@ class _PromptForm:
     media_type = SSE
 
     def __init__(self, model: str, usage: bool):
-        self._usage = usage
+        self._usage, self._lists = usage, TokenLists()
         self._envelope = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -62,15 +64,17 @@ class _PromptForm:
 
     def whole(self, outcome: ChatOutcome) -> dict[str, Any]:
         """Build the completion that is not streamed."""
-        return self._chunk(outcome.text, outcome.finish_reason) | {"usage": outcome.usage} | outcome.extension
+        whole = self._chunk(outcome.text, outcome.finish_reason, outcome.tokens)
+        return whole | {"usage": outcome.usage} | outcome.extension
 
     def first(self) -> Iterable[bytes]:
         """Return nothing: a stream begins with its first piece."""
         return ()
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, tokens: Sequence[TokenScore] = ()) -> bytes:
         """Encode the next piece."""
-        return encode_event(self._chunk(text) | self._no_usage_yet) if text else KEEPALIVE_COMMENT
+        chunk = self._chunk(text, tokens=tokens or None)
+        return encode_event(chunk | self._no_usage_yet) if text else KEEPALIVE_COMMENT
 
     def last(self, outcome: ChatOutcome) -> Iterable[bytes]:
         """Encode the reason of the end with citations and report, and the usage if it was requested."""
@@ -87,6 +91,9 @@ class _PromptForm:
     def _no_usage_yet(self) -> dict[str, None]:
         return {"usage": None} if self._usage else {}
 
-    def _chunk(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self, text: str, finish_reason: str | None = None, tokens: Sequence[TokenScore] | None = None
+    ) -> dict[str, Any]:
+        logprobs = None if tokens is None else self._lists.of(tokens)
+        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish_reason}
         return self._envelope | {"choices": [choice]}

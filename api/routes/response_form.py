@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi.sse import KEEPALIVE_COMMENT
@@ -13,7 +13,9 @@ from ragkv.api.error_forms import openai_error
 from ragkv.api.errors import Fault
 from ragkv.api.routes.chat_exchange import ChatOutcome
 from ragkv.api.routes.event_stream import SSE, encode_event
+from ragkv.api.routes.log_probabilities import token_entries
 from ragkv.api.schemas.openai_responses import ResponseRequest
+from ragkv.engine.token_scores import TokenScore
 
 EVENTS = (
     *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
@@ -45,6 +47,7 @@ def empty_response(id: str, model: str, created: float) -> dict[str, Any]:
         "text": {"format": {"type": "text"}},
         "tool_choice": "auto",
         "tools": [],
+        "top_logprobs": 0,
         "top_p": None,
         "truncation": "disabled",
         "usage": None,
@@ -56,9 +59,12 @@ def output_message(id: str, part: Mapping[str, Any], status: str = "completed") 
     return {"id": id, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
-def output_text(text: str, annotations: list[dict[str, Any]]) -> dict[str, Any]:
+def output_text(
+    text: str, annotations: list[dict[str, Any]], tokens: Sequence[TokenScore] | None = None
+) -> dict[str, Any]:
     """Build the text of a message."""
-    return {"type": "output_text", "text": text, "annotations": annotations, "logprobs": []}
+    logprobs = token_entries(tokens or ())
+    return {"type": "output_text", "text": text, "annotations": annotations, "logprobs": logprobs}
 
 
 class ResponseForm:
@@ -83,6 +89,7 @@ class ResponseForm:
             "temperature": body.temperature or 0.0,
             "text": {"format": body.form.model_dump(by_alias=True, exclude_defaults=True)},
             "tool_choice": body.tool_choice or "auto",
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
         }
         self._message_id, self._sent = f"msg_{uuid.uuid4().hex}", 0
@@ -90,7 +97,7 @@ class ResponseForm:
 
     def whole(self, outcome: ChatOutcome) -> dict[str, Any]:
         """Build the response that is not streamed."""
-        part = output_text(outcome.text, annotations_of(outcome))
+        part = output_text(outcome.text, annotations_of(outcome), outcome.tokens)
         ended: dict[str, Any] = {"status": "completed"}
         if outcome.at_limit:
             ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
@@ -105,11 +112,11 @@ class ResponseForm:
         yield self._event("response.output_item.added", **_ITEM, item=message)
         yield self._event("response.content_part.added", **self._at, part=output_text("", []))
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, tokens: Sequence[TokenScore] = ()) -> bytes:
         """Encode the next piece of the text."""
         if not text:
             return KEEPALIVE_COMMENT
-        return self._event("response.output_text.delta", **self._at, delta=text, logprobs=[])
+        return self._event("response.output_text.delta", **self._at, delta=text, logprobs=token_entries(tokens))
 
     def last(self, outcome: ChatOutcome) -> Iterable[bytes]:
         """Encode the citations and the events behind the text."""
@@ -119,7 +126,7 @@ class ResponseForm:
         for number, annotation in enumerate(part["annotations"]):
             given = {"annotation_index": number, "annotation": annotation}
             yield self._event("response.output_text.annotation.added", **self._at, **given)
-        yield self._event("response.output_text.done", **self._at, text=outcome.text, logprobs=[])
+        yield self._event("response.output_text.done", **self._at, text=outcome.text, logprobs=part["logprobs"])
         yield self._event("response.content_part.done", **self._at, part=part)
         yield self._event("response.output_item.done", **_ITEM, item=message)
         yield self._event(f"response.{response['status']}", response=response)

@@ -7,10 +7,12 @@ reads. All text that came since the last look is then one piece.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from ragkv.engine.request import Request
+from ragkv.engine.token_scores import TokenScore
 from ragkv.passages import Citation
 
 PREFILL_STEPS = ("retrieve", "open", "plan", "load", "repair", "prefill")
@@ -36,31 +38,48 @@ class AnswerChannel:
     Attributes:
         news: Set in the event loop whenever the state changed.
         retrieval: What is known once the question is prefilled; None before.
-        text: The part of the answer that no later token changes.
+        said: The part of the answer that no later token changes, and the scores of its tokens, where they are asked
+            for.
+        tokens: Scores of the tokens of the whole answer, once it is there.
     """
 
-    def __init__(self) -> None:
-        """Make a channel in the event loop that reads it."""
+    def __init__(self, listening: bool = True) -> None:
+        """Make a channel in the event loop that reads it.
+
+        Args:
+            listening: Whether somebody reads the progress. Otherwise the client sees nothing before the answer.
+        """
         self.news = asyncio.Event()
         self.retrieval: RetrievalDone | None = None
-        self.text = ""
+        self.said: tuple[str, Sequence[TokenScore]] = ("", ())
+        self.tokens: Sequence[TokenScore] = ()
+        self._listening = listening
         self._loop = asyncio.get_running_loop()
         self._notified = False
 
+    @property
+    def text(self) -> str:
+        """The part of the answer that no later token changes."""
+        return self.said[0]
+
     def prefilled(self, request: Request) -> None:
         """Publish that the question is prefilled."""
-        self.retrieval = RetrievalDone(request.citations, {name: request.timer.elapsed(name) for name in PREFILL_STEPS})
-        self.notify()
+        times = {name: request.timer.elapsed(name) for name in PREFILL_STEPS}
+        self._retrieved(RetrievalDone(request.citations, times))
 
     def ruled(self) -> None:
         """Publish that a rule answers: nothing is retrieved or prefilled."""
-        self.retrieval = RetrievalDone((), dict.fromkeys(PREFILL_STEPS, 0.0))
-        self.notify()
+        self._retrieved(RetrievalDone((), dict.fromkeys(PREFILL_STEPS, 0.0)))
 
-    def publish(self, text: str) -> None:
-        """Publish the text of the answer so far."""
+    def _retrieved(self, retrieval: RetrievalDone) -> None:
+        if self._listening:
+            self.retrieval = retrieval
+            self.notify()
+
+    def publish(self, text: str, tokens: Sequence[TokenScore] = ()) -> None:
+        """Publish the text of the answer so far, and the scores of its tokens."""
         if text != self.text:
-            self.text = text
+            self.said = text, tokens
             self.notify()
 
     def notify(self) -> None:

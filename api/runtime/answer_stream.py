@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 from starlette.types import Receive
@@ -23,6 +23,7 @@ from ragkv.api.errors import Gone
 from ragkv.api.runtime.answer_channel import AnswerChannel, RetrievalDone
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.runtime.undelivered import AnswerOrigin
+from ragkv.engine.token_scores import TokenScore
 from ragkv.errors import Expired, Outdated
 from ragkv.report import Answer
 from ragkv.types import AskOptions
@@ -32,7 +33,12 @@ KEEP_ALIVE = 10.0
 
 
 class AnswerStream:
-    """One question of one HTTP request. It belongs to the event loop of that request."""
+    """One question of one HTTP request. It belongs to the event loop of that request.
+
+    Attributes:
+        tokens: Scores of the tokens of what `pieces` has yielded, or of the whole answer; empty unless the options ask
+            for log probabilities.
+    """
 
     def __init__(
         self,
@@ -61,11 +67,11 @@ class AnswerStream:
         """
         self._deadline = time.monotonic() + seconds
         self._receive = receive
-        self._channel = AnswerChannel()
+        self._channel = AnswerChannel(listening)
+        self.tokens: Sequence[TokenScore] = ()
         self._disconnected = False
-        channel = self._channel if listening else None
         self._origin = AnswerOrigin()
-        self._future = engine_thread.ask(question, options, tenant, self._deadline, channel, self._origin)
+        self._future = engine_thread.ask(question, options, tenant, self._deadline, self._channel, self._origin)
         self._future.add_done_callback(lambda _: self._channel.notify())
         self._client_task = asyncio.create_task(self._watch_client())
 
@@ -113,10 +119,11 @@ class AnswerStream:
         sent = ""
         while True:
             done = self._future.done()
-            text = self.answer().answer if done else self._channel.text
+            text, tokens = (self.answer().answer, self._channel.tokens) if done else self._channel.said
             self.check()
             # Some tokenizers render earlier text differently once more tokens are known. Sent text cannot be changed.
             if len(text) > len(sent) and text.startswith(sent):
+                self.tokens = tokens
                 yield text[len(sent) :]
                 sent = text
             if done:
@@ -128,6 +135,7 @@ class AnswerStream:
         """Return the finished answer, or raise the error that the question failed with."""
         answer = self._future.result(0)
         self.check()
+        self.tokens = self._channel.tokens
         return answer
 
     def check(self) -> None:

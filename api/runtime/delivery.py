@@ -6,7 +6,7 @@ A future stays pending until its answer is there, so that its client may cancel 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from ragkv.api.runtime.request_context import RequestContext, current, working_f
 from ragkv.api.runtime.undelivered import AnswerOrigin, UndeliveredAnswers
 from ragkv.engine.engine import Engine
 from ragkv.engine.request import AnswerListener, KVMapOf, Request
+from ragkv.engine.token_scores import TokenScore
 from ragkv.errors import Expired
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Answer
@@ -141,7 +142,13 @@ class Delivery(AnswerListener):
     def said(self, request: Request) -> None:
         """Publish the text so far. An answer that may be withheld is sent at its end, when its confidence is known."""
         if self._channel is not None and self.shown and request.options.abstain_below is None:
-            self._channel.publish(request.detokenizer.stable_text())
+            text = request.detokenizer.stable_text()
+            self._channel.publish(text, request.detokenizer.scores_of(text))
+
+    def scored(self, tokens: Sequence[TokenScore]) -> None:
+        """Keep the scores for the client."""
+        if self._channel is not None:
+            self._channel.tokens = tokens
 
     def used(self, tokens: int) -> None:
         """Charge the tenant."""

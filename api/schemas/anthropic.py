@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from ragkv.api.schemas.common import DESCRIBED
-from ragkv.api.schemas.openai import MAX_STOPS, Chat, Extension, Grounds, Stop, only, with_question
+from ragkv.api.schemas.openai import MAX_STOPS, Chat, Extension, Grounds, ResponseFormat, Stop, only, with_question
 from ragkv.api.schemas.openai_messages import LENIENT, MAX_CALLS, MAX_MESSAGES, Message, Text
 
 REFUSED_BLOCKS = ("image", "document", "search_result", "container_upload")
@@ -95,12 +95,26 @@ class ToolChoice(BaseModel):
     type: Annotated[Literal["auto", "none"], only("auto and none")] = "auto"
 
 
-class OutputConfig(BaseModel):
-    """The form of the answer: plain text."""
+class OutputFormat(BaseModel):
+    """The form of the answer: JSON that follows a schema."""
 
     model_config = LENIENT
 
-    format: Annotated[None, only("null")] = None
+    type: Annotated[Literal["json_schema"], only("json_schema")]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+    @property
+    def response_format(self) -> ResponseFormat:
+        """The same for a chat."""
+        return ResponseFormat.model_validate({"type": self.type, "json_schema": {"schema": self.schema_}})
+
+
+class OutputConfig(BaseModel):
+    """The form of the answer; plain text without a format."""
+
+    model_config = LENIENT
+
+    format: OutputFormat | None = None
 
 
 class TokenCountRequest(BaseModel):
@@ -118,6 +132,8 @@ class TokenCountRequest(BaseModel):
     """Accepted and never called."""
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The format of `output_config`, where earlier clients have it."""
     ragkv: Extension = Extension()
     """Parameters of this service: `collection`, `top_k`, `method` and others, as in `POST /v1/answers`."""
 
@@ -126,7 +142,9 @@ class TokenCountRequest(BaseModel):
         system = self.system if isinstance(self.system, str) else _joined(self.system or [])
         told = [Message(role="system", content=system)] if system else []
         messages = [*told, *map(_converted, self.messages)]
-        return Chat.model_construct(model=self.model, messages=messages, ragkv=self.ragkv)
+        wanted = (self.output_config and self.output_config.format) or self.output_format
+        structure = wanted.response_format if wanted else None
+        return Chat.model_construct(model=self.model, messages=messages, response_format=structure, ragkv=self.ragkv)
 
 
 class MessageRequest(TokenCountRequest):

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from ragkv.api.schemas.common import DESCRIBED
+from ragkv.api.schemas.log_probabilities import MostLikely, ScoredToken
+from ragkv.api.schemas.ollama_models import LATEST
 from ragkv.api.schemas.openai import (
     MAX_STOPS,
     NO_LIMIT,
@@ -24,9 +26,6 @@ from ragkv.api.schemas.openai import (
     with_question,
 )
 from ragkv.api.schemas.openai_messages import LENIENT, MAX_CALLS, MAX_MESSAGES, Message, Text
-
-LATEST = ":latest"
-"""The tag that Ollama's clients give to a model without one."""
 
 
 def _no_images(images: list[Any]) -> list[Any]:
@@ -75,8 +74,9 @@ class OllamaRequest(BaseModel):
     """A stream is lines of JSON."""
     options: OllamaOptions | None = None
     format: Annotated[Literal["", "json"] | dict[str, Any] | None, only("json and a JSON schema")] = None
-    logprobs: Annotated[Literal[False] | None, only("false")] = None
-    top_logprobs: Annotated[Literal[0] | None, only("0")] = None
+    logprobs: bool | None = False
+    top_logprobs: MostLikely | None = None
+    """It needs `logprobs`."""
     keep_alive: float | Annotated[str, Field(max_length=64)] | None = None
     """Ignored: the model is loaded as long as the service runs."""
     ragkv: Extension | None = None
@@ -116,6 +116,8 @@ class OllamaRequest(BaseModel):
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             response_format=self._response_format,
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs if self.logprobs else None,
             ragkv=self.ragkv or options.ragkv or Extension(),
         )
 
@@ -172,6 +174,8 @@ class OllamaReply(BaseModel):
     """Nanoseconds to the first token, retrieval and loading included."""
     eval_count: int | None = None
     eval_duration: int | None = None
+    logprobs: list[ScoredToken] | None = None
+    """Of the tokens of this piece, where they are asked for."""
     ragkv: Grounds | None = None
     """Citations and report; missing where no document was asked."""
 
@@ -193,45 +197,6 @@ class OllamaGenerateReply(OllamaReply):
     """Reply to a single question."""
 
     response: str
-
-
-class OllamaDetails(BaseModel):
-    """Details of a model."""
-
-    parent_model: str
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-
-
-class OllamaModel(BaseModel):
-    """A valid value of `model`."""
-
-    model_config = DESCRIBED
-
-    name: str
-    model: str
-    modified_at: str
-    """Start of the service."""
-    size: int
-    """0: it is not told."""
-    digest: str
-    """SHA-256 of the name."""
-    details: OllamaDetails
-
-
-class OllamaModels(BaseModel):
-    """The loaded model, alone or with a method."""
-
-    models: list[OllamaModel]
-
-
-class OllamaVersion(BaseModel):
-    """Version of the service."""
-
-    version: str
 
 
 class OllamaError(BaseModel):

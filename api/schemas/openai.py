@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from ragkv.api.schemas.common import DESCRIBED, AnswerChoices, check_storable
+from ragkv.api.schemas.log_probabilities import ChatLogprobs, MostLikely
 from ragkv.api.schemas.openai_messages import LENIENT, MAX_MESSAGES, Message
 from ragkv.passages import Citation
 from ragkv.report import Report
@@ -128,8 +129,10 @@ class Chat(BaseModel):
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     user: Any = None
     n: Annotated[Literal[1] | None, only("1")] = None
-    logprobs: Annotated[Literal[False] | None, only("false")] = None
-    top_logprobs: Annotated[Literal[0] | None, only("0")] = None
+    logprobs: bool | None = False
+    """Return the log probability of each token, by the model's own distribution."""
+    top_logprobs: MostLikely | None = None
+    """Return so many of the most likely tokens in place of each, too. It needs `logprobs`."""
     tools: Annotated[list[Any] | None, Field(max_length=MAX_TOOLS)] = None
     """Accepted and never called."""
     tool_choice: Annotated[Literal["none", "auto"] | None, only("none and auto")] = None
@@ -143,6 +146,12 @@ class Chat(BaseModel):
     audio: Annotated[None, only("null")] = None
     web_search_options: Annotated[None, only("null")] = None
     ragkv: Extension = Extension()
+
+    @model_validator(mode="after")
+    def _with_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
 
 
 class PromptDetails(BaseModel):
@@ -181,7 +190,7 @@ class ChatChoice(BaseModel):
 
     index: Literal[0] = 0
     message: Reply
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length"]
     """`length` if the answer reached its longest length."""
 

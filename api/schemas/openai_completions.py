@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from ragkv.api.schemas.common import DESCRIBED
+from ragkv.api.schemas.log_probabilities import CompletionLogprobs, MostLikely
 from ragkv.api.schemas.openai import (
     MAX_STOPS,
     Chat,
@@ -63,7 +64,8 @@ class CompletionRequest(BaseModel):
     n: Annotated[Literal[1] | None, only("1")] = None
     best_of: Annotated[Literal[1] | None, only("1")] = None
     echo: Annotated[Literal[False] | None, only("false")] = None
-    logprobs: Annotated[None, only("null")] = None
+    logprobs: MostLikely | None = None
+    """Return the log probability of each token, and so many of the most likely tokens in its place."""
     suffix: Annotated[Literal[""] | None, only("an empty text")] = None
     logit_bias: Annotated[dict[str, Any] | None, Field(max_length=0), only("an empty object")] = None
     ragkv: Extension = Extension()
@@ -72,6 +74,7 @@ class CompletionRequest(BaseModel):
         """Convert to a chat request."""
         named = ("model", "stream", "temperature", "top_p", "max_tokens", "stop", "seed", "ragkv")
         fields = {name: getattr(self, name) for name in (*named, "presence_penalty", "frequency_penalty")}
+        fields |= {"logprobs": self.logprobs is not None, "top_logprobs": self.logprobs}
         message = Message(role="user", content="".join(self.prompt))
         return Chat.model_construct(messages=[message], **fields)
 
@@ -88,7 +91,7 @@ class CompletionChoice(BaseModel):
 
     text: str
     index: Literal[0] = 0
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"]
     """`length` if the answer reached its longest length."""
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from ragkv.api.schemas.common import DESCRIBED
+from ragkv.api.schemas.log_probabilities import INCLUDED, MostLikely, ScoredToken
 from ragkv.api.schemas.openai import Chat, Extension, Grounds, Longest, ResponseFormat, only, with_question
 from ragkv.api.schemas.openai_messages import KINDS, LENIENT, MAX_CALLS, MAX_MESSAGES, Message, Text
 
@@ -154,7 +155,10 @@ class ResponseRequest(BaseModel):
     background: Annotated[Literal[False] | None, only("false")] = None
     conversation: Annotated[None, only("null")] = None
     prompt: Annotated[None, only("null")] = None
-    top_logprobs: Annotated[Literal[0] | None, only("0")] = None
+    include: Annotated[list[Annotated[str, Field(max_length=64)]] | None, Field(max_length=MAX_CALLS)] = None
+    """`message.output_text.logprobs` returns the log probability of each token; other values are ignored."""
+    top_logprobs: MostLikely | None = None
+    """Return these, and so many of the most likely tokens in place of each."""
     metadata: Annotated[
         dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None, Field(max_length=16)
     ] = None
@@ -173,6 +177,8 @@ class ResponseRequest(BaseModel):
         messages = [*told, *(item.message for item in items if isinstance(item, MessageItem))]
         fields = {name: getattr(self, name) for name in ("model", "stream", "temperature", "top_p", "ragkv")}
         fields["response_format"] = self.form.response_format
+        fields["logprobs"] = bool(self.top_logprobs) or INCLUDED in (self.include or ())
+        fields["top_logprobs"] = self.top_logprobs
         return Chat.model_construct(messages=messages, max_tokens=self.max_output_tokens, **fields)
 
 
@@ -206,7 +212,7 @@ class OutputText(BaseModel):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[CitedDocument | CitedAddress]
-    logprobs: list[Any] = []
+    logprobs: list[ScoredToken] = []
 
 
 class OutputMessage(BaseModel):
@@ -277,6 +283,7 @@ class ResponseObject(BaseModel):
     text: TextConfig
     tool_choice: Literal["none", "auto"]
     tools: list[Any]
+    top_logprobs: int = 0
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None

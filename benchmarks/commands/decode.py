@@ -25,7 +25,7 @@ from benchmarks.commands.sets import (
     Sets,
     named_sets,
 )
-from ragkv.cli.common import Device, Json, Model, progress, write_json
+from ragkv.cli.common import Device, Json, Model, progress, writable, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,9 @@ def decode(
         bool, typer.Option("--speculation", help="With --length: dense decoding with and without drafts.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of the synthetic layer.")] = "float32",
-    table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=writable, help="Write the tables to this Markdown file.")
+    ] = None,
     model: Model = None,
     device: Device = None,
 ) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.commands.common import show
-from ragkv.cli.common import Device, Json, Model, progress, settings_from, tell, write_json
+from ragkv.cli.common import Device, Json, Model, progress, settings_from, tell, writable, write_json
 
 if TYPE_CHECKING:
     from benchmarks.dialogues import DialogueFigures
@@ -36,7 +36,9 @@ def dialogues(
     chunk_tokens: Annotated[int, typer.Option(min=128, help="Tokens of a chunk.")] = 512,
     sentences: Annotated[int, typer.Option(min=1, max=40, help="Sentences around every question.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the documents and texts.")] = 11,
-    table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=writable, help="Write the tables to this Markdown file.")
+    ] = None,
     model: Model = None,
     device: Device = None,
 ) -> int:

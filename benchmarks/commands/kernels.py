@@ -9,14 +9,16 @@ from typing import Annotated
 import typer
 
 from benchmarks.commands.common import device_for, show
-from ragkv.cli.common import Device, Json, progress, write_json
+from ragkv.cli.common import Device, Json, progress, writable, write_json
 
 
 def kernels(
     file: Json = None,
     shape: Annotated[str, typer.Option("--shape", help="Whose sizes.")] = "llama-3.1-8b",
     keys: Annotated[int, typer.Option(min=4096, help="Tokens of the context.")] = 16384,
-    table: Annotated[Path | None, typer.Option("--table", help="Write the table to this Markdown file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=writable, help="Write the table to this Markdown file.")
+    ] = None,
     device: Device = None,
 ) -> int:
     """Every kernel of ragkv: its time, the least time that it could take, its error. Needs a GPU."""

@@ -25,7 +25,7 @@ from benchmarks.commands.sets import (
     Sets,
     named_sets,
 )
-from ragkv.cli.common import Device, Json, Model, progress, write_json
+from ragkv.cli.common import Device, Json, Model, progress, writable, write_json
 
 if TYPE_CHECKING:
     from benchmarks.prefill import Named, PrefillResult
@@ -79,8 +79,12 @@ def prefill(
     sets: Sets = 4,
     questions: Questions = 25,
     max_tokens: MaxTokens = 24,
-    table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw speedups into this .png or .svg file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=writable, help="Write the tables to this Markdown file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", callback=writable, help="Draw speedups into this .png or .svg file.")
+    ] = None,
     model: Model = None,
     device: Device = None,
 ) -> int:

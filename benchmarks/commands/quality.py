@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.commands.sets import Chunks, Fit, LongBench, MaxTokens, Questions, Sets, longbench_questions
-from ragkv.cli.common import Device, Json, Model, out, progress, settings_from, tell, write_json
+from ragkv.cli.common import Device, Json, Model, out, progress, settings_from, tell, writable, write_json
 
 if TYPE_CHECKING:
     from ragkv.evaluation.sets import QuestionSet
@@ -35,8 +35,12 @@ def quality(
         Path | None,
         typer.Option("--out", help="Append every answer to this JSONL file; continue from what it holds."),
     ] = None,
-    table: Annotated[Path | None, typer.Option("--table", help="Write the table to this Markdown file.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw F1 over TTFT into this .png or .svg file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=writable, help="Write the table to this Markdown file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", callback=writable, help="Draw F1 over TTFT into this .png or .svg file.")
+    ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page with a table and a plot for each set to this file.")
     ] = None,

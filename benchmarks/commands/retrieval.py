@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.commands.common import show
-from ragkv.cli.common import Device, Json, Model, progress, settings_from, tell, write_json
+from ragkv.cli.common import Device, Json, Model, progress, settings_from, tell, writable, write_json
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
@@ -35,7 +35,9 @@ def retrieval(
     search: Annotated[
         bool, typer.Option("--search", help="Only search: how often the answer is found by words, vectors and both.")
     ] = False,
-    table: Annotated[Path | None, typer.Option("--table", help="Write the table to this Markdown file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=writable, help="Write the table to this Markdown file.")
+    ] = None,
     model: Model = None,
     device: Device = None,
 ) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.commands.common import show
-from ragkv.cli.common import Collection, Json, progress, settings_from, write_json
+from ragkv.cli.common import Collection, Json, progress, settings_from, writable, write_json
 
 if TYPE_CHECKING:
     from benchmarks.scale_calibrate import CalibrationRound, ReplayParams
@@ -92,9 +92,11 @@ def scale(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Calibration: times that all is measured.")] = 4,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Calibration: longest answer.")] = 8,
     collection: Collection = "default",
-    table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=writable, help="Write the tables to this Markdown file.")
+    ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw times and tiers into this .png or .svg file.")
+        Path | None, typer.Option("--plot", callback=writable, help="Draw times and tiers into this .png or .svg file.")
     ] = None,
 ) -> int:
     """A cluster, simulated: hit ratio, TTFT, network and use of replicas by routing policy. Measures nothing itself."""

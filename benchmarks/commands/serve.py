@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks.commands.common import Piece, show
-from ragkv.cli.common import Collection, Data, Json, printable, progress, settings_from, write_json
+from ragkv.cli.common import Collection, Data, Json, printable, progress, settings_from, writable, write_json
 
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport
@@ -73,9 +73,12 @@ def serve(
         typer.Option("--ttft-limit", min=0, help="Goodput: questions whose first token comes within these seconds."),
     ] = None,
     collection: Collection = "default",
-    table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=writable, help="Write the tables to this Markdown file.")
+    ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw the distributions of times into this .png or .svg file.")
+        Path | None,
+        typer.Option("--plot", callback=writable, help="Draw the distributions of times into this .png or .svg file."),
     ] = None,
     in_process: Annotated[
         bool,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.commands.common import configured, show
-from ragkv.cli.common import Device, Json, Model, progress, write_json
+from ragkv.cli.common import Device, Json, Model, progress, writable, write_json
 
 DEFAULTS = (
     ("full", "critiprefill", "dense"),
@@ -38,7 +38,9 @@ def stages(
     chunks: Annotated[int, typer.Option(min=1, max=64, help="Documents of a set, one chunk each.")] = 8,
     chunk_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a chunk; 0: those of the model's profile.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the first set.")] = 201,
-    table: Annotated[Path | None, typer.Option("--table", help="Write the table to this Markdown file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", callback=writable, help="Write the table to this Markdown file.")
+    ] = None,
     model: Model = None,
     device: Device = None,
 ) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.commands.common import Piece, random_weights, show
-from ragkv.cli.common import Device, Json, Model, Store, out, progress, settings_from, tell, write_json
+from ragkv.cli.common import Device, Json, Model, Store, out, progress, settings_from, tell, writable, write_json
 
 if TYPE_CHECKING:
     from benchmarks.ttft import TtftParams, TtftResult
@@ -55,7 +55,8 @@ def ttft(
     ] = None,
     block: Annotated[int | None, typer.Option("--block", min=8, help="With --shape: tokens of a block.")] = None,
     table: Annotated[
-        Path | None, typer.Option("--table", help="With --shape: write the tables to this Markdown file.")
+        Path | None,
+        typer.Option("--table", callback=writable, help="With --shape: write the tables to this Markdown file."),
     ] = None,
     llama_server: Annotated[
         Path | None, typer.Option("--llama-server", help="Time this llama.cpp server, too, with the same prompts.")

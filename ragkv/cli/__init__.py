@@ -14,8 +14,11 @@ Heavy imports are inside the commands, so that `ragkv --help` does not wait for 
 
 from __future__ import annotations
 
+import atexit
 import gc as garbage
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 import typer
@@ -123,4 +126,23 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Entry point of the program."""
     garbage.set_threshold(OBJECTS_BEFORE_COLLECTION)
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if sys.argv[1:2] == ["ask"]:
+        _end(code)
+    sys.exit(code)
+
+
+def _end(code: int) -> None:
+    """End the process, unless a thread still works or the output is gone.
+
+    The interpreter would take down the model and its libraries first: for more than a second, after the answer.
+    """
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        return
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return
+    os._exit(code)

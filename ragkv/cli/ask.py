@@ -7,15 +7,29 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_type_hints
 
 import typer
 
-from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, fail, opened, out, printable, settings_from
-from ragkv.errors import InputError, NotFound, RagkvError
+from ragkv.cli.common import (
+    Collection,
+    Data,
+    Device,
+    Model,
+    Store,
+    Url,
+    check_documents,
+    fail,
+    opened,
+    out,
+    printable,
+    settings_from,
+    uncollected,
+)
+from ragkv.errors import InputError, RagkvError
 from ragkv.evaluation.score import exact_match, f1
 from ragkv.report import NOT_HELD, describe_confidence
 from ragkv.types import AskOptions
@@ -143,7 +157,10 @@ def ask(
         raise typer.BadParameter("give either a question or --file", param_hint="QUESTION")
     settings = settings_from(data, store, model, device, url=url)
     questions = list(read_questions(file)) if file is not None else [FileQuestion(_text(question or ""))]
-    _check_names(method, prefill, decode)
+    with uncollected():
+        _check_names(method, prefill, decode)
+        if conversation is not None:
+            _check_conversation(method or settings.method)
     options = AskOptions(
         *(collection, conversation, top_k, parse_filter(filters or []), method, prefill, decode, max_tokens),
         answer_schema=read_schema(schema) if schema is not None else None,
@@ -176,22 +193,9 @@ def _answerer(
         from ragkv.engine.service_rules import rule_of
 
         if options.answer_schema is not None or not all(rule_of(each.question, True) for each in questions):
-            _check_documents(settings, options.collection)
+            check_documents(settings, options.collection)
         with opened(settings) as engine:
             yield lambda question: engine.answer(question, options)
-
-
-def _check_documents(settings: Settings, collection: str) -> None:
-    """Raise NotFound if the collection is empty, before a model is loaded, which may take minutes."""
-    from ragkv.catalog import Catalog
-
-    where, known = settings.catalog_address, False
-    if isinstance(where, str) or where.exists():
-        with closing(Catalog.open(where)) as catalog:
-            known = bool(catalog.page(collection, None, 1))
-    if not known:
-        place = settings.data if isinstance(where, Path) else "the catalogue"
-        raise NotFound(f"collection {collection!r} in {place} has no documents", "add some with `ragkv ingest`")
 
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:
@@ -206,6 +210,15 @@ def _check_names(method: str | None, prefill: str | None, decode: str | None) ->
             check(name or "dense")
         except InputError as error:
             raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _check_conversation(method: str) -> None:
+    from ragkv.engine.registry import check_sessions
+
+    try:
+        check_sessions(method)
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint="--conversation") from None
 
 
 def parse_filter(given: Sequence[str]) -> Filter | None:

@@ -11,13 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragkv.cli.ask import FileQuestion, read_questions
-from ragkv.cli.common import Collection, Data, Device, Model, Store, opened, out, progress, settings_from, tell
+from ragkv.cli.common import (
+    Collection,
+    Data,
+    Device,
+    Model,
+    Store,
+    check_documents,
+    check_model,
+    opened,
+    out,
+    progress,
+    settings_from,
+    tell,
+)
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
     from ragkv.engine.calibration import CalibrationSet
     from ragkv.evaluation.confidence import Reliability
     from ragkv.model.decoder import DecoderModel
+    from ragkv.types import Document
 
 REACHES = (4, 8, 16)
 """Values of scout's `reach` that --documents compares."""
@@ -62,6 +76,7 @@ def calibrate(
     each is asked a second time where `unknown` is right.
     """
     settings = settings_from(data, store, model, device)
+    check_model(settings)
     if confidence is not None:
         asked = [(collection, each) for each in read_questions(confidence) if each.gold]
         if unanswerable is not None:
@@ -74,6 +89,7 @@ def calibrate(
 
 def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None, within: float) -> int:
     """Find heads with generated questions, or with questions about documents, and save the profile."""
+    read = _read(settings, documents) if documents else []
     from ragkv.engine.calibration import CalibrationParams, needle_sets
     from ragkv.engine.calibration import calibrate as measure
     from ragkv.engine.open_model import load_model
@@ -84,7 +100,7 @@ def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None, withi
     loaded = load_model(settings, tell)
     if documents:
         params = CalibrationParams(reaches=REACHES, caps=CAPS)
-        sets = _document_sets(settings, loaded, documents)
+        sets = _document_sets(settings, loaded, read)
     else:
         params, sets = CalibrationParams(), needle_sets(loaded)
     with progress() as report:
@@ -120,30 +136,39 @@ def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None, withi
     return 0
 
 
-def _document_sets(settings: Settings, model: DecoderModel, documents: Sequence[Path]) -> list[CalibrationSet]:
-    """Return questions about documents, which are split as ingest splits them."""
+def _read(settings: Settings, paths: Sequence[Path]) -> list[Document]:
+    """Return the documents of files and folders."""
     from ragkv.cli.tune import read_documents
     from ragkv.errors import InputError
+
+    documents = read_documents(list(paths), settings)
+    if not documents:
+        raise InputError("there is no text in these documents; name files or folders that `ragkv ingest` reads")
+    return documents
+
+
+def _document_sets(settings: Settings, model: DecoderModel, documents: list[Document]) -> list[CalibrationSet]:
+    """Return questions about documents, which are split as ingest splits them."""
+    from ragkv.cli.tune import split_all
     from ragkv.tune.contexts import ProseSource
     from ragkv.tune.document_sets import document_sets
 
-    passages = read_documents(
-        list(documents), settings, model.prompt, settings.chunk_tokens or model.profile.chunk_tokens
-    )
-    if not passages:
-        raise InputError("there is no text in these documents; name files or folders that `ragkv ingest` reads")
+    passages = split_all(documents, model.prompt, settings.chunk_tokens or model.profile.chunk_tokens)
     return document_sets(ProseSource(passages, lambda chunk: len(model.prompt.chunk(*chunk))))
 
 
 def _calibrate_confidence(settings: Settings, asked: Sequence[tuple[str, FileQuestion]], top_k: int | None) -> int:
     """Ask (collection, question) pairs, fit the coefficients and save them into the profile of the data folder."""
     from ragkv.errors import InputError
-    from ragkv.evaluation.confidence import JudgedAnswer, fit, out_of_fold, reliability
+    from ragkv.evaluation.confidence import JudgedAnswer, check_enough, fit, out_of_fold, reliability
     from ragkv.evaluation.score import exact_match
     from ragkv.types import AskOptions
 
     if not asked:
         raise InputError('no question has gold answers; a line is {"q": "question", "a": ["gold answer", …]}')
+    check_enough(len(asked))
+    for name in {name for name, _ in asked}:
+        check_documents(settings, name)
     judged: list[JudgedAnswer] = []
     with opened(settings) as engine:
         with progress() as report:

@@ -6,11 +6,12 @@ Results go to stdout. Errors, progress and hints go to stderr. An error is one l
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +45,16 @@ Url = Annotated[
         "--url", help="Let the service at this address do it; its key is RAGKV_KEY.", rich_help_panel=_SETTINGS
     ),
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file, too.")]
+
+
+def writable(file: Path | None) -> Path | None:
+    """Return the file of an option; refuse one in no folder, before what is written to it takes minutes to measure."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.parent}")
+    return file
+
+
+Json = Annotated[Path | None, typer.Option("--json", callback=writable, help="Write the figures to this file, too.")]
 Collection = Annotated[str, typer.Option("--collection", "-c", help="Collection of the documents.")]
 
 Progress = Callable[[str, int, int], None]
@@ -89,16 +99,51 @@ def err() -> Console:
 
 
 @contextmanager
+def uncollected() -> Iterator[None]:
+    """Hold the garbage collector back while things are loaded: it would visit again and again what all stays."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
 def opened(settings: Settings, asks: bool = True) -> Iterator[Engine]:
     """Open the engine. A terminal shows a status line while it loads. asks: as for `Engine.open`."""
+    check_model(settings)
     console = err()
-    with console.status("loading the model") if console.is_terminal else _nothing():
+    with uncollected(), console.status("loading the model") if console.is_terminal else _nothing():
         from ragkv.engine.engine import Engine
 
         # Through the same console, so that the line and the status do not overwrite each other.
         engine = Engine.open(settings, lambda line: console.print(f"ragkv: {printable(line)}"), asks)
     with engine:
         yield engine
+
+
+def check_model(settings: Settings) -> None:
+    """Raise ModelNotFound where the settings name a path at which no model is. It takes no time, and loading does."""
+    from ragkv.model.locations import check_locations
+
+    check_locations(settings.model, settings.adapter)
+
+
+def check_documents(settings: Settings, collection: str | None = None) -> None:
+    """Raise NotFound if the collection, or the whole catalogue, has no documents, before a model is loaded."""
+    from ragkv.catalog import Catalog
+    from ragkv.errors import NotFound
+
+    where, known = settings.catalog_address, False
+    if isinstance(where, str) or where.exists():
+        with closing(Catalog.open(where)) as catalog:
+            known = bool(catalog.page(collection, None, 1) if collection else catalog.collections())
+    if not known:
+        place = settings.data if isinstance(where, Path) else "the catalogue"
+        which = f"collection {collection!r} in {place} has" if collection else f"{place} has"
+        raise NotFound(f"{which} no documents", "add some with `ragkv ingest`")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from ragkv.cli.common import (
     Progress,
     Store,
     Url,
+    check_documents,
     err,
     moment,
     opened,
@@ -109,6 +110,7 @@ def rm(
 def reindex(data: Data = None, store: Store = None, model: Model = None, device: Device = None) -> int:
     """Embed every chunk again, and ingest again what was ingested with another model or chunk size."""
     settings = settings_from(data, store, model, device)
+    check_documents(settings)
     from ragkv.ingest.pipeline import reindex as again
 
     with opened(settings, asks=False) as engine, progress() as report:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.cli.common import Data, Device, Model, Store, err, settings_from
+from ragkv.cli.common import Data, Device, Model, Store, check_model, err, settings_from
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
@@ -42,6 +42,7 @@ def serve(
 
         serve_replicas(settings, read_settings, err())
         return 0
+    check_model(settings)
     from ragkv.api.app import serve as serve_api
 
     if not serve_api(settings, err()):
@@ -55,6 +56,7 @@ def serve(
 def demo(data: Data = None, model: Model = None, device: Device = None) -> int:
     """Ingest sample documents, ask questions and compare the methods."""
     settings = settings_from(data, None, model, device)
+    check_model(settings)
     from rich.console import Console
 
     from ragkv.cli.demo import run

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.cli.common import Data, Device, Model, err, fail, out, progress, settings_from
+from ragkv.cli.common import Data, Device, Model, check_model, err, fail, out, progress, settings_from
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
     from ragkv.model.prompt import Prompt
     from ragkv.tune.contexts import TextPassage
+    from ragkv.types import Document
 
 
 class Kind(StrEnum):
@@ -69,22 +70,29 @@ def tune(
     settings = settings_from(data, None, model, device, adapter=str(adapter) if adapter else None)
     if not (find_spec("peft") and find_spec("accelerate")):
         return fail("tuning needs peft and accelerate; pip install 'accelerate>=1.15,<2' 'peft>=0.21,<1'", 2)
+    check_model(settings)
+    if to.exists() and not to.is_dir():
+        return fail(f"{to} is no folder; name a new one for the adapter", 1)
+    from ragkv.tune.contexts import check_enough
+    from ragkv.tune.given import read_questions
+
+    given = read_questions(questions) if questions else []
+    documents = read_documents(paths, settings)
+    if not documents:
+        return fail(f"nothing to tune with in {', '.join(map(str, paths))}", 1)
+    check_enough(len(documents))
     import torch
 
     from ragkv.engine.open_model import model_source
     from ragkv.model.checkpoint import load_checkpoint
     from ragkv.model.prompt import Prompt
-    from ragkv.tune.given import read_questions
     from ragkv.tune.options import TuneOptions
     from ragkv.tune.run import TuneRun, tune
 
-    given = read_questions(questions) if questions else []
     source = model_source(settings)
     loaded = load_checkpoint(source, "cpu", "auto", None, settings.model_cache_folder)
-    passages = read_documents(paths, settings, Prompt(loaded.tokenizer, loaded.profile), loaded.profile.chunk_tokens)
+    passages = split_all(documents, Prompt(loaded.tokenizer, loaded.profile), loaded.profile.chunk_tokens)
     del loaded
-    if not passages:
-        return fail(f"nothing to tune with in {', '.join(map(str, paths))}", 1)
     default = ROWS_TOKENS if torch.cuda.is_available() else length
     options = TuneOptions(
         steps=steps or STEPS,
@@ -113,20 +121,28 @@ def tune(
     return 0
 
 
-def read_documents(paths: list[Path], settings: Settings, prompt: Prompt, limit: int) -> list[TextPassage]:
-    """Return the chunks of all documents, as ingest makes them; files that cannot be read are told on stderr."""
+def read_documents(paths: list[Path], settings: Settings) -> list[Document]:
+    """Return all documents, as ingest reads them; files that cannot be read are told on stderr. It needs no model."""
     from ragkv.config import IngestSettings
-    from ragkv.ingest.chunker import split
     from ragkv.ingest.loader import Rejected, load
     from ragkv.ingest.sandbox import allowance_of
-    from ragkv.tune.contexts import TextPassage
 
-    allowed = allowance_of(settings.part(IngestSettings))
-    passages = []
-    for item in load(paths, settings.max_document_bytes, allowed=allowed):
+    documents = []
+    for item in load(paths, settings.max_document_bytes, allowed=allowance_of(settings.part(IngestSettings))):
         if isinstance(item, Rejected):
             fail(item.error, 1)
-            continue
-        family = str(Path(item.id).parent)
-        passages += [TextPassage(family, item.id, chunk.title, chunk.text) for chunk in split(item, prompt, limit)]
-    return passages
+        else:
+            documents.append(item)
+    return documents
+
+
+def split_all(documents: list[Document], prompt: Prompt, limit: int) -> list[TextPassage]:
+    """Return the chunks of all documents, as ingest makes them."""
+    from ragkv.ingest.chunker import split
+    from ragkv.tune.contexts import TextPassage
+
+    return [
+        TextPassage(str(Path(document.id).parent), document.id, chunk.title, chunk.text)
+        for document in documents
+        for chunk in split(document, prompt, limit)
+    ]

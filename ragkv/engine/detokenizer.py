@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 from collections import abc
+from dataclasses import dataclass
 
-from ragkv.engine.generation import Completion, Sequence
+from ragkv.engine.generation import Sequence
+from ragkv.engine.token_scores import AnswerScores, TokenScore
 from ragkv.model.decoder import DecoderModel
 from ragkv.timing import StepTimer
+
+
+@dataclass(frozen=True)
+class Completion:
+    """An answer as it was decoded.
+
+    Attributes:
+        tokens: Token ids. A stop token is not among them; the tokens of a stop string are.
+        text: Text up to a stop string.
+        ttft: Milliseconds from the request to the first token.
+        steps: Passes.
+        stopped: A stop token or a stop string ended the answer; otherwise its length did.
+        log_probabilities: Of each token, and of the stop token if one ended the answer, at temperature 1.
+        unknown_log_probability: That the answer would begin as `unknown` does.
+    """
+
+    tokens: list[int]
+    text: str
+    ttft: float
+    steps: int
+    stopped: bool
+    log_probabilities: list[float]
+    unknown_log_probability: float = 0.0
 
 
 class StopChecker:
@@ -40,6 +65,7 @@ class Detokenizer:
 
     Attributes:
         text: Text so far, cut at a stop string.
+        scores: Scores of the tokens; None where nobody asks for them.
     """
 
     def __init__(self, model: DecoderModel, stop: abc.Sequence[str], timer: StepTimer, beginning: str = ""):
@@ -54,6 +80,7 @@ class Detokenizer:
         self._tokenizer, self._checker, self._timer = model.tokenizer, StopChecker(stop), timer
         self._first = model.prompt.answer(beginning) if beginning else ()
         self._given = self.text = self._tokenizer.decode(self._first) if beginning else ""
+        self.scores: AnswerScores | None = None
         self._started, self._ttft = timer.total(), 0.0
 
     def __call__(self, tokens: abc.Sequence[int]) -> bool:
@@ -66,6 +93,10 @@ class Detokenizer:
     def stable_text(self) -> str:
         """Return the start of the answer that no later token changes."""
         return self._checker.stable_text(self.text)
+
+    def scores_of(self, text: str) -> tuple[TokenScore, ...]:
+        """Return the scores of the tokens that a text is made of: `text`, or its start. None without `scores`."""
+        return () if self.scores is None else self.scores.of(text[len(self._given) :])
 
     def complete(self, sequence: Sequence) -> Completion:
         """Return the answer of the sequence that called this. Call once, when the sequence has ended."""

@@ -37,6 +37,7 @@ class Sampling:
         stop: Strings that end the answer. They are not part of it.
         seed: Seed of the sampler.
         schema: JSON schema that the answer follows; None for words.
+        top_log_probabilities: Most likely tokens in place of each whose log probabilities are kept.
     """
 
     max_tokens: int = 64
@@ -47,36 +48,15 @@ class Sampling:
     stop: abc.Sequence[str] = ()
     seed: int = 0
     schema: abc.Mapping[str, Any] | None = None
+    top_log_probabilities: int = 0
 
     @classmethod
     def of(cls, options: AskOptions, max_tokens: int, stop: abc.Sequence[str]) -> Sampling:
         """Return what the options of a question say, with a longest length and strings that end the answer."""
         names = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
         same = {name: getattr(options, name) for name in names}
-        return cls(max_tokens, stop=stop, schema=options.answer_schema, **same)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """An answer as it was decoded.
-
-    Attributes:
-        tokens: Token ids. A stop token is not among them; the tokens of a stop string are.
-        text: Text up to a stop string.
-        ttft: Milliseconds from the request to the first token.
-        steps: Passes.
-        stopped: A stop token or a stop string ended the answer; otherwise its length did.
-        log_probabilities: Of each token, and of the stop token if one ended the answer, at temperature 1.
-        unknown_log_probability: That the answer would begin as `unknown` does.
-    """
-
-    tokens: list[int]
-    text: str
-    ttft: float
-    steps: int
-    stopped: bool
-    log_probabilities: list[float]
-    unknown_log_probability: float = 0.0
+        top = options.top_log_probabilities or 0
+        return cls(max_tokens, stop=stop, schema=options.answer_schema, top_log_probabilities=top, **same)
 
 
 def sample(
@@ -168,6 +148,7 @@ class Sequence:
         self._later = list[RowLogits]()
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._log_probabilities: list[Tensor] = []
+        self._likely: list[tuple[Tensor, Tensor]] = []
         self._unscored: list[tuple[RowLogits, int]] = []
         self._other_score: Tensor | None = None
 
@@ -176,6 +157,18 @@ class Sequence:
         """Log probability of each sampled token at temperature 1, a stop token included."""
         self._score()
         return torch.stack(self._log_probabilities).tolist() if self._log_probabilities else []
+
+    def scores(self, start: int) -> list[tuple[float, list[tuple[int, float]]]]:
+        """Return the log probability of each sampled token from number `start` on, and those of the likeliest ones.
+
+        Returns:
+            As `log_probabilities`; with it (token id, log probability) of the `top_log_probabilities` most likely
+            tokens in its place, best first.
+        """
+        self._score()
+        chosen = [float(score) for score in self._log_probabilities[start:]]
+        likely = [list(zip(ids.tolist(), found.tolist(), strict=True)) for found, ids in self._likely[start:]]
+        return list(zip(chosen, likely or [[]] * len(chosen), strict=True))
 
     @property
     def other_log_probability(self) -> float:
@@ -273,6 +266,8 @@ class Sequence:
         if self._unscored and self._other_score is None and self.other is not None:
             self._other_score = self._unscored[0][0].log_probability(self.other)
         self._log_probabilities += [row.log_probability(token) for row, token in self._unscored]
+        if top := self.sampling.top_log_probabilities:
+            self._likely += [row.most_likely(top) for row, _ in self._unscored]
         self._unscored.clear()
 
     def close(self) -> None:

@@ -11,6 +11,9 @@ from functools import cached_property
 
 from torch import Tensor
 
+MOST_LIKELY = 20
+"""Most tokens of a row whose log probabilities anybody asks for, as in OpenAI's API."""
+
 
 class StepLogits:
     """Logits [W, vocabulary] of a forward."""
@@ -35,6 +38,12 @@ class StepLogits:
     def best_log_probabilities(self) -> tuple[Tensor, ...]:
         """Log probability [] of the best token of each row, float32."""
         return (self.logits.amax(-1).float() - self.normalisers).unbind()
+
+    @cached_property
+    def most_likely(self) -> tuple[Tensor, Tensor]:
+        """Log probabilities [W, MOST_LIKELY] float32 of each row's most likely tokens, best first, and their ids."""
+        found, ids = self.logits.float().topk(min(MOST_LIKELY, self.logits.shape[-1]), -1)
+        return found - self.normalisers[:, None], ids
 
     def log_probability(self, row: int, token: int) -> Tensor:
         """Return the natural logarithm of a token's probability in a row, as float32 [] on their device."""
@@ -74,3 +83,11 @@ class RowLogits:
         Nothing waits for the device.
         """
         return self._step.log_probability(self._row, token)
+
+    def most_likely(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return log probabilities [count] float32 of the most likely tokens, best first, and their ids [count].
+
+        Nothing waits for the device. count: at most MOST_LIKELY.
+        """
+        found, ids = self._step.most_likely
+        return found[self._row, :count], ids[self._row, :count]

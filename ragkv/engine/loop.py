@@ -273,6 +273,8 @@ class ServingLoop:
             self._fail(request, error)
             return
         full_ms = _full_recompute_ms(self._engine, answer.report)
+        if not answer.report.abstained:
+            request.listener.scored(request.detokenizer.scores_of(request.detokenizer.text.strip()))
         request.listener.answered(answer, full_ms, lambda: self._engine.map(request))
 
     def _fail(self, request: Request, error: BaseException) -> None:

@@ -10,7 +10,13 @@ from ragkv.catalog import Catalog
 from ragkv.config import Settings, ViewSettings
 from ragkv.engine.crossover import KeyTier
 from ragkv.engine.open_model import load_model
-from ragkv.engine.registry import check_method, make_decode_policy, make_prefill_policy
+from ragkv.engine.registry import (
+    check_decode_policy,
+    check_method,
+    check_prefill_policy,
+    make_decode_policy,
+    make_prefill_policy,
+)
 from ragkv.errors import ConfigError, EmbedderChanged, InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
@@ -42,6 +48,7 @@ def open_parts(settings: Settings, notify: Notify, reranks: bool) -> OpenedParts
         notify: Receives lines that a user should see.
         reranks: Whether the reranker is loaded.
     """
+    check_names(settings)
     store = open_store(settings.store, settings.data, settings.store_timeout, settings.store_ttl, settings.store_bytes)
     model = load_model(settings, notify)
     catalog = Catalog.open(settings.catalog_address, store.give_way)
@@ -59,6 +66,22 @@ def open_parts(settings: Settings, notify: Notify, reranks: bool) -> OpenedParts
     parameters = Retriever.parameters_of(settings.part(ViewSettings), catalog)
     retriever = Retriever(catalog, embedder, settings.data / "index", parameters, reranker, open_earlier)
     return OpenedParts(model, store, catalog, retriever)
+
+
+def check_names(settings: Settings) -> None:
+    """Check what can be checked of the settings without a model, which takes seconds to be loaded.
+
+    Raises:
+        ConfigError: There is no such method or policy.
+    """
+    if settings.method:
+        with _naming("RAGKV_METHOD"):
+            check_method(settings.method)
+    for name in ("prefill", "ingest_prefill"):
+        with _naming(f"RAGKV_{name.upper()}"):
+            check_prefill_policy(getattr(settings, name))
+    with _naming("RAGKV_DECODE"):
+        check_decode_policy(settings.decode)
 
 
 def check_choices(

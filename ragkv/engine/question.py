@@ -20,8 +20,8 @@ from ragkv.engine.chunk_encoder import ChunkEncoder
 from ragkv.engine.citations import cite
 from ragkv.engine.confidence import confidence_of, evidence_of, held_of
 from ragkv.engine.crossover import KeyTier
-from ragkv.engine.detokenizer import Detokenizer
-from ragkv.engine.generation import Completion, Sampling, Sequence
+from ragkv.engine.detokenizer import Completion, Detokenizer
+from ragkv.engine.generation import Sampling, Sequence
 from ragkv.engine.paging import page_context
 from ragkv.engine.passes import Passes
 from ragkv.engine.prefill_state import PrefillOptions
@@ -33,6 +33,7 @@ from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
 from ragkv.engine.structured import Grammars, values_of
+from ragkv.engine.token_scores import AnswerScores
 from ragkv.engine.whole_values import whole_value
 from ragkv.errors import InputError, NotCalibrated, NotFound, Outdated
 from ragkv.model.decoder import DecoderModel
@@ -267,20 +268,16 @@ class Questions:
             pooled = self._engine.pooled_decoder.open(context.cache, decoding.params, request.sampling.max_tokens)
         if pooled is not None:  # the pool has digests of its own
             request.context = context = replace(context, decoding=None)
-        stop, beginning = request.sampling.stop, request.options.beginning
-        request.detokenizer = Detokenizer(self._engine.model, stop, request.timer, beginning)
+        sampling, model = request.sampling, self._engine.model
+        request.detokenizer = Detokenizer(model, sampling.stop, request.timer, request.options.beginning)
         request.sequence = Sequence(
-            context.cache,
-            context.logits,
-            context.position,
-            request.sampling,
-            context.decoding,
-            request.detokenizer,
-            pooled,
+            context.cache, context.logits, context.position, sampling, context.decoding, request.detokenizer, pooled
         )
-        request.sequence.other = self._engine.model.prompt.answer(UNKNOWN)[0]
-        request.sequence.guide = self._grammars.guide(request.sampling.schema, request.sampling.max_tokens)
-        request.sequence.drafter = make_drafter(self._engine.model, request)
+        if request.options.top_log_probabilities is not None:
+            request.detokenizer.scores = AnswerScores(request.sequence, self._grammars.tokenizer)
+        request.sequence.other = model.prompt.answer(UNKNOWN)[0]
+        request.sequence.guide = self._grammars.guide(sampling.schema, sampling.max_tokens)
+        request.sequence.drafter = make_drafter(model, request)
         self._page(request)
         return request
 

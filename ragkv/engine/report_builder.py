@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ragkv.engine.chunk_source import StoredChunk
-from ragkv.engine.generation import Completion
+from ragkv.engine.detokenizer import Completion
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.registry import DENSE
 from ragkv.engine.request import Request

@@ -14,6 +14,7 @@ from ragkv.engine.kv_map import KVMap
 from ragkv.engine.passes import Passes, Pause
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.session_manager import MethodChoice, Session
+from ragkv.engine.token_scores import TokenScore
 from ragkv.model.layer_pass import Pass
 from ragkv.passages import Citation
 from ragkv.report import Answer
@@ -56,6 +57,9 @@ class AnswerListener:
 
     def used(self, tokens: int) -> None:
         """Hear how many tokens the prompt, or later the answer, has used."""
+
+    def scored(self, tokens: abc.Sequence[TokenScore]) -> None:
+        """Hear the log probabilities of the tokens of an answer that comes next, where the question asks for them."""
 
     def answered(self, answer: Answer, full_ms: float, draw_map: KVMapOf) -> None:
         """Hear the answer.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from ragkv.errors import InputError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
     from ragkv.engine.logits import RowLogits
     from ragkv.model.decoder import DecoderModel
@@ -132,8 +133,23 @@ class Grammars:
         """Prepare nothing: the tokenizer takes a part of a second, and most services need no schema."""
         self._model = model
         self._known = OrderedDict[str, "LLMatcher"]()
-        self._tokenizer: Any = None
         self._ends: tuple[int, ...] = ()
+
+    @cached_property
+    def tokenizer(self) -> LLTokenizer:
+        """The model's tokens, their bytes and its stop tokens.
+
+        Raises:
+            InputError: The tokenizer is of a kind that llguidance does not read.
+        """
+        from llguidance.hf import from_tokenizer
+
+        stops = sorted(self._model.stop_ids) or None
+        try:
+            return from_tokenizer(self._model.tokenizer, eos_token=stops)
+        except ValueError as error:
+            told = f"{self._model.name} can neither follow a schema nor name its tokens: {error}"
+            raise InputError(told) from None
 
     def limits(self, options: AskOptions, most: int) -> tuple[int, tuple[str, ...]]:
         """Check a question that asks for a structured answer; return the longest answer, and what ends it.
@@ -182,20 +198,14 @@ class Grammars:
 
     def _compiled(self, schema: str) -> LLMatcher:
         from llguidance import LLMatcher
-        from llguidance.hf import from_tokenizer
 
-        if self._tokenizer is None:
-            stops = sorted(self._model.stop_ids) or None
-            try:
-                self._tokenizer = from_tokenizer(self._model.tokenizer, eos_token=stops)
-            except ValueError as error:
-                raise InputError(f"{self._model.name} cannot follow a schema: {error}") from None
-            self._ends = tuple(self._tokenizer.greedy_tokenize(end)[0] for end in ENDS)
+        tokenizer = self.tokenizer
+        self._ends = self._ends or tuple(tokenizer.greedy_tokenize(end)[0] for end in ENDS)
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
         except ValueError as error:
             raise InputError(f"the schema is not understood: {error}") from None
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise _not_understood(matcher)
         return matcher

@@ -77,6 +77,12 @@ class Reliability:
     coverages: tuple[Coverage, ...]
 
 
+def check_enough(count: int) -> None:
+    """Raise InputError where so many answers are too few for a fit."""
+    if count < LEAST:
+        raise InputError(f"a fit needs {LEAST} answers at least, right ones and wrong ones; there are {count}")
+
+
 def fit(judged: Sequence[JudgedAnswer], ridge: float = RIDGE) -> tuple[float, ...]:
     """Fit the coefficients (bias, one weight for each of FEATURES).
 

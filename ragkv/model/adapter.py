@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
 from ragkv.model.hashing import file_hash, joined_hash
+from ragkv.model.locations import check_adapter
 from ragkv.model.supported import first_line
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -67,8 +68,7 @@ def read_adapter(folder: Path) -> Adapter:
         ModelNotFound: a file is missing or damaged.
         ModelUnsupported: it is no plain LoRA adapter.
     """
-    if not folder.is_dir():
-        raise ModelNotFound(f"adapter folder {str(folder)!r} does not exist; give a folder in PEFT's format")
+    check_adapter(folder)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ModelNotFound(f"adapter {folder} has no {name}; save it with PEFT's save_pretrained (safetensors)")

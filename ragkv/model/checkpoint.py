@@ -19,6 +19,7 @@ from ragkv.kernels.packed_products import multiplies_bfloat16
 from ragkv.model.adapter import Adapter, merge, read_adapter
 from ragkv.model.gguf import is_gguf
 from ragkv.model.hashing import joined_hash, weights_hash_of
+from ragkv.model.locations import local_folder
 from ragkv.model.model_cache import Notify, converted
 from ragkv.model.placement import SPREAD, check_spreadable, remove_hooks
 from ragkv.model.profile import Profile, default_profile, load_profile
@@ -190,13 +191,8 @@ def find_folder(source: str) -> Path:
     Raises:
         ModelNotFound: there is no such folder, or the hub has no such model.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise ModelNotFound(
-            f"model folder {source!r} does not exist; give a folder, a .gguf file or a hub id like org/name"
-        )
+    if (folder := local_folder(source)) is not None:
+        return folder
     from huggingface_hub import snapshot_download
 
     try:

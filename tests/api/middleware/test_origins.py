@@ -50,6 +50,23 @@ def test_a_preflight_needs_no_key(guarded: Service, origin: str, method: str) ->
     assert "access-control-allow-credentials" not in answer.headers
 
 
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/messages", "anthropic-dangerous-direct-browser-access,anthropic-version,content-type,x-api-key"),
+        ("/api/chat", "authorization,content-type"),
+        ("/v1/responses", "authorization,content-type,openai-organization,x-stainless-retry-count"),
+    ],
+)
+def test_plugins_that_speak_other_apis_may_ask_from_their_page(guarded: Service, path: str, headers: str) -> None:
+    answer = guarded.client.options(path, headers=preflight(NOTES, "POST", headers))
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, NOTES)
+    allowed = {name.strip().lower() for name in answer.headers["access-control-allow-headers"].split(",")}
+    assert set(headers.split(",")) <= allowed
+    asked = guarded.post(path, {"model": ""}, headers={"Origin": NOTES, "x-api-key": KEY})
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (400, NOTES)
+
+
 def test_a_page_on_the_network_may_reach_a_service_on_this_machine(guarded: Service) -> None:
     asked = {**preflight(PAGE), "Access-Control-Request-Private-Network": "true"}
     assert (

@@ -76,6 +76,18 @@ def test_openai_clients_abstain_by_the_extension(service: Service) -> None:
     assert (made["choices"][0]["message"]["content"], made["ragkv"]["report"]["abstained"]) == ("unknown", True)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_tell_nothing_of_a_withheld_answer(service: Service, stream: bool) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": QUESTION}], "logprobs": True, "stream": stream}
+    with measured(service, (0.0, 0.0, 0.0, 0.0)):
+        kept = service.post("/v1/chat/completions", {**asked, "ragkv": {"abstain_below": 0.4}}).text
+        withheld = service.post("/v1/chat/completions", {**asked, "ragkv": {"abstain_below": 0.6}}).text
+    assert '"token":' in kept
+    assert "unknown" in withheld
+    assert "Ada" not in withheld.partition('"ragkv"')[0]
+    assert '"token"' not in withheld
+
+
 def test_a_conversation_shows_no_withheld_answer(service: Service) -> None:
     with measured(service, (0.0, 0.0, 0.0, 0.0)):
         service.post("/v1/answers", {**ASK, "abstain_below": 0.6, "conversation_id": "withheld"})

@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from ragkv.api.middleware.keys import make_key
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
+from tests.api.routes.test_structured import SCHEMA
 from tests.api.runtime.test_answers_together import endless, until
 from tests.api.test_faults import held
 
@@ -156,6 +158,27 @@ def test_a_request_for_a_title_is_answered_by_rule(service: Service) -> None:
     assert "ragkv" not in made.json()
 
 
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"output_config": {"format": FORMAT, "effort": "low"}}, {"output_format": FORMAT}],
+    ids=["messages.create", "beta.messages.create"],
+)
+def test_a_format_gives_json_that_follows_its_schema(service: Service, body: dict[str, Any]) -> None:
+    asked = {"max_tokens": 100, **body}
+    whole = text_of(create(service, **asked))
+    jsonschema.validate(json.loads(whole), SCHEMA)
+    deltas = [each["delta"] for each in events(service, **asked) if each["type"] == "content_block_delta"]
+    assert "".join(delta.get("text", "") for delta in deltas) == whole
+
+
+def test_a_config_without_a_format_gives_words(service: Service) -> None:
+    for config in ({}, {"format": None}, {"effort": "high"}):
+        assert text_of(create(service, output_config=config)) == "Ada Brook"
+
+
 @pytest.mark.parametrize(
     ("body", "status", "kind", "told"),
     [
@@ -169,6 +192,18 @@ def test_a_request_for_a_title_is_answered_by_rule(service: Service) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "x"}]}]}, 400, "invalid_request_error", "not supported"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice.type: other values than auto"),
         ({"output_config": {"format": {"type": "json_schema"}}}, 400, "invalid_request_error", "output_config.format"),
+        (
+            {"output_config": {"format": {"type": "x"}}},
+            400,
+            "invalid_request_error",
+            "output_config.format.type: other",
+        ),
+        (
+            {"output_format": {"type": "json_schema", "schema": {"type": "x"}}},
+            400,
+            "invalid_request_error",
+            "not unders",
+        ),
         ({"ragkv": {"topk": 1}}, 400, "invalid_request_error", "ragkv.topk: is no field of this request"),
     ],
 )

@@ -1,6 +1,7 @@
-"""Requests as chat programs build them: Open WebUI, LibreChat and OpenAI's own client.
+"""Requests as chat programs build them: Open WebUI, LibreChat, LangChain and OpenAI's own client.
 
-The bodies are those that Open WebUI 0.12 and LibreChat 0.8 send to an OpenAI-compatible address.
+The bodies are those that Open WebUI 0.12, LibreChat 0.8 and `ChatOpenAI` of langchain-openai 1.7 send to an
+OpenAI-compatible address.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -113,7 +115,7 @@ def test_parameters_that_open_webui_lets_users_set_are_honoured_or_ignored(servi
     }
     found = chunks(service, open_webui(**advanced))
     assert "".join(each["choices"][0]["delta"].get("content") or "" for each in found[:-1]) == "Ada Brook"
-    impossible = {"response_format": {"type": "grammar"}, "logprobs": True, "tool_choice": "required"}
+    impossible = {"response_format": {"type": "grammar"}, "n": 2, "tool_choice": "required"}
     for name, value in impossible.items():
         refused = service.post("/v1/chat/completions", open_webui(**{name: value}))
         assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error"), name
@@ -187,6 +189,97 @@ def test_librechat_chats_and_gets_a_title(service: Service) -> None:
     )
     made = service.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": asked}]})
     assert made.json()["choices"][0]["message"]["content"] == WHO
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tell the weather.",
+        "parameters": {"properties": {"city": {"type": "string"}}, "required": ["city"], "type": "object"},
+    },
+}
+"""A tool as `bind_tools` has it."""
+CALL = {"type": "function", "id": "call_1", "function": {"name": "weather", "arguments": '{"city": "Tarn"}'}}
+AGENT: list[dict[str, Any]] = [
+    {"content": "Be brief", "role": "system"},
+    {"content": "Is it raining in Tarn?", "role": "user"},
+    {"content": None, "role": "assistant", "tool_calls": [CALL]},
+    {"content": "Rain", "role": "tool", "tool_call_id": "call_1"},
+    {"content": "Yes.", "role": "assistant"},
+    {"content": WHO, "role": "user"},
+]
+"""What another model and its tools said before the question."""
+BUILT = {
+    "description": "Who built what.",
+    "properties": {
+        "builder": {"title": "Builder", "type": "string"},
+        "year": {"anyOf": [{"type": "integer"}, {"type": "null"}], "title": "Year"},
+    },
+    "required": ["builder", "year"],
+    "title": "Built",
+    "type": "object",
+    "additionalProperties": False,
+}
+"""A pydantic model as `with_structured_output` has it."""
+
+
+def langchain(**more: Any) -> dict[str, Any]:
+    """What `ChatOpenAI(…, extra_body={"ragkv": {"top_k": 2}})` sends."""
+    asked = [{"content": WHO, "role": "user"}]
+    return {"model": "tiny", "stream": False, "messages": asked, "ragkv": {"top_k": 2}, **more}
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [WEATHER]}, {"tools": [WEATHER], "messages": AGENT}])
+def test_langchain_gets_an_answer_beside_tools_and_behind_their_calls(service: Service, more: dict[str, Any]) -> None:
+    made = service.post("/v1/chat/completions", langchain(**more)).json()
+    (choice,) = made["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Ada Brook", "stop")
+    assert "tool_calls" not in choice["message"]
+    assert len(made["ragkv"]["citations"]) == 2
+    streamed = chunks(service, langchain(**more, stream=True))
+    assert "".join(each["choices"][0]["delta"].get("content") or "" for each in streamed) == "Ada Brook"
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        ({"type": "json_schema", "json_schema": {"schema": BUILT, "name": "Built", "strict": True}}, BUILT),
+        ({"type": "json_object"}, {"type": "object"}),
+    ],
+    ids=["json_schema", "json_mode"],
+)
+def test_langchain_gets_structured_output(service: Service, form: dict[str, Any], schema: dict[str, Any]) -> None:
+    made = service.post("/v1/chat/completions", langchain(response_format=form, max_completion_tokens=100)).json()
+    jsonschema.validate(json.loads(made["choices"][0]["message"]["content"]), schema)
+
+
+def test_langchains_structured_output_by_function_calling_is_told_to_use_a_schema(service: Service) -> None:
+    forced = {"type": "function", "function": {"name": "Built"}}
+    refused = service.post(
+        "/v1/chat/completions", langchain(tools=[WEATHER], tool_choice=forced, parallel_tool_calls=False)
+    )
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("tool_choice: other values than none and auto")
+
+
+def test_langchain_by_responses_gets_an_answer_behind_calls(service: Service) -> None:
+    """As with `use_responses_api=True`."""
+    tool = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
+    items = [
+        {"content": "Be brief", "role": "system", "type": "message"},
+        {"content": "Is it raining in Tarn?", "role": "user", "type": "message"},
+        {"type": "function_call", "name": "weather", "arguments": '{"city": "Tarn"}', "call_id": "call_1"},
+        {"type": "function_call_output", "output": "Rain", "call_id": "call_1"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Yes.", "annotations": []}],
+        },
+        {"content": WHO, "role": "user", "type": "message"},
+    ]
+    made = service.post("/v1/responses", {"model": "tiny", "stream": False, "input": items, "tools": [tool]}).json()
+    assert made["output"][0]["content"][0]["text"] == "Ada Brook"
 
 
 def test_openais_client_reads_a_stream_with_sources(service: Service) -> None:

@@ -38,6 +38,41 @@ def test_the_models_have_the_members_that_ollamas_clients_read(service: Service)
     assert service.client.get("/api/version").json()["version"]
 
 
+def test_open_webui_sees_which_model_is_loaded_and_what_it_can_do(service: Service) -> None:
+    """It asks for the version, the loaded models, and for what a model is before a chat."""
+    (loaded,) = service.client.get("/api/ps").json()["models"]
+    (first, *_) = service.client.get("/api/tags").json()["models"]
+    assert {name: loaded[name] for name in first} == first
+    assert loaded["expires_at"].startswith("9999")
+    for body in (
+        {"model": "tiny"},
+        {"name": "tiny"},
+        {"model": "tiny:latest", "verbose": True},
+        {"model": "tiny:full"},
+    ):
+        shown = service.post("/api/show", body)
+        assert shown.status_code == 200, shown.text
+        known = shown.json()
+        assert known["capabilities"] == ["completion"], "it calls no tools and sees no images"
+        assert known["details"] == first["details"]
+        longest = known["model_info"][f"{known['model_info']['general.architecture']}.context_length"]
+        assert longest == loaded["context_length"] == service.app.state.settings.max_question_tokens
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        ({"model": "llama3"}, 404, "there is no such model; use 'tiny'"),
+        ({}, 400, "model is required"),
+        ({"model": ["tiny"]}, 400, "model: "),
+    ],
+)
+def test_a_model_that_is_not_there_cannot_be_shown(service: Service, body: Any, status: int, told: str) -> None:
+    refused = service.post("/api/show", body)
+    assert (refused.status_code, set(refused.json())) == (status, {"error"})
+    assert told in refused.json()["error"]
+
+
 def test_a_chat_has_the_answer_the_counts_citations_and_report(service: Service) -> None:
     own = service.post("/v1/answers", {"question": WHO}).json()
     made = service.post("/api/chat", CHAT).json()
@@ -139,7 +174,7 @@ def test_a_format_gives_json(service: Service, form: Any) -> None:
         ({"messages": [{**ASKED[0], "images": ["aGk="]}]}, 400, "messages.0.images: images are not supported"),
         ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages: one of them must be a question"),
         ({"messages": "x"}, 400, "messages: must be a list"),
-        ({"logprobs": True}, 400, "logprobs: other values than false are not supported"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs: must be less than or equal to 20"),
         ({"ragkv": {"top_k": 1}, "options": {"ragkv": {}}}, 400, "ragkv is there twice"),
         ({"ragkv": {"topk": 1}}, 400, "ragkv.topk: is no field of this request"),
     ],

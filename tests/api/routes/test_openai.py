@@ -235,8 +235,6 @@ def test_an_invalid_request_is_an_openai_error(service: Service, body: dict[str,
     ("body", "param"),
     [
         ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 5}, "top_logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"function_call": {"name": "f"}}, "function_call"),

@@ -71,7 +71,6 @@ def test_parameters_reach_the_engine(client: openai.OpenAI) -> None:
         ({"n": 2}, "n"),
         ({"best_of": 3}, "best_of"),
         ({"echo": True}, "echo"),
-        ({"logprobs": 2}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
     ],
 )

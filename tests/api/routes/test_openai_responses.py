@@ -243,7 +243,6 @@ def test_the_text_of_a_deleted_document_is_in_no_response(service: Service, clie
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"top_logprobs": 3}, "top_logprobs"),
     ],
 )
 def test_what_is_not_supported_is_said_to_be_so(client: openai.OpenAI, body: dict[str, Any], param: str) -> None:
