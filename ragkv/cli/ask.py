@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 SENTENCE = 300
 """Characters that are shown of the sentence in which an answer stands."""
+MANY = 16
+"""Questions from which on `ask` decodes as a service does."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,13 @@ def _answerer(
 
         if options.answer_schema is not None or not all(rule_of(each.question, True) for each in questions):
             check_documents(settings, options.collection)
-        with opened(settings) as engine:
+        with opened(_for_few(settings) if len(questions) < MANY else settings) as engine:
             yield lambda question: engine.answer(question, options)
+
+
+def _for_few(settings: Settings) -> Settings:
+    """Return settings without the copy of the weights to decode by: making it takes longer than a few answers save."""
+    return settings.model_copy(update={"weights": "exact"}) if settings.weights == "auto" else settings
 
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:

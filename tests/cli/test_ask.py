@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ragkv.cli import run
-from ragkv.cli.ask import SENTENCE, Printer, footer, sentence_of
+from ragkv.cli.ask import SENTENCE, Printer, _for_few, footer, sentence_of
+from ragkv.config import Settings
 from ragkv.engine.service_rules import rule_report
 from ragkv.passages import Citation, Mark
 from ragkv.report import NOT_HELD, Answer
@@ -80,3 +81,9 @@ def test_a_long_sentence_is_cut_around_the_answer(before: int) -> None:
     assert "Ada Brook" in shown
     assert len(shown) <= SENTENCE + 2
     assert (shown.startswith("…"), shown.endswith("…")) == (before > SENTENCE // 2, True)
+
+
+def test_a_copy_of_the_weights_is_not_made_for_one_question() -> None:
+    """It takes seconds of a processor, and a few answers save less than that."""
+    assert _for_few(Settings(weights="auto")).weights == "exact"
+    assert _for_few(Settings(weights="fp8")).weights == "fp8"
