@@ -3,7 +3,7 @@
     atoms    the splitter cuts the text into small pieces: at paragraphs, then sentences, then words
     pack     atoms are joined to as few chunks as fit, of about the same size; each cut is at the strongest pause near
              the even position, and never right after a heading
-    exact    the size of a chunk is that of its real prompt piece, wrapper included; the sums over atoms only guide the
+    exact    the size of a chunk is that of its real prompt piece; the sums over atoms only guide the
              search
 
 A document that fits into one chunk is left whole. Counting the tokens of atoms and adding them up is about five times
@@ -76,7 +76,7 @@ class PromptPiece(Protocol):
     """The part of ragkv.model.prompt.Prompt that chunking needs."""
 
     def chunk(self, title: str, text: str) -> tuple[int, ...]:
-        """Return the token ids of wrapper, title and text."""
+        """Return the token ids of title and text in their prompt piece."""
         ...
 
 
@@ -139,10 +139,10 @@ def _pieces(
 def _short_title(document: Document, prompt: PromptPiece, limit: int) -> str:
     """Return the title on one line, cut to its share of the chunk."""
     title = " ".join(document.title.lstrip()[:TITLE_CHARS].split()) or " ".join(document.id.split())
-    wrapper = len(prompt.chunk("", ""))
-    share = max(1, int(TITLE_SHARE * (limit - wrapper)))
+    around = len(prompt.chunk("", ""))
+    share = max(1, int(TITLE_SHARE * (limit - around)))
     kept = title
-    while kept and len(prompt.chunk(kept, "")) - wrapper > share:
+    while kept and len(prompt.chunk(kept, "")) - around > share:
         title = title[: len(title) * 3 // 4].rstrip()
         kept = f"{title}…" if title else ""
     return kept
@@ -151,11 +151,11 @@ def _short_title(document: Document, prompt: PromptPiece, limit: int) -> str:
 def _atoms(document: Document, prompt: PromptPiece, room: int) -> Generator[IngestStep, None, _Atoms]:
     markdown = document.metadata.get("format") == "markdown" or PurePath(document.id).suffix.lower() == ".md"
     splitter_of = MarkdownSplitter if markdown else TextSplitter
-    wrapper = len(prompt.chunk("", ""))
+    around = len(prompt.chunk("", ""))
 
     def size(text: str) -> int:
         stripped = text.strip()
-        return len(prompt.chunk("", stripped)) - wrapper + text.count("\n") if stripped else 0
+        return len(prompt.chunk("", stripped)) - around + text.count("\n") if stripped else 0
 
     def cut(text: str, capacity: int) -> Iterator[tuple[str, int]]:
         """Yield (text, tokens) of pieces of at most `capacity` characters, smaller where tokens are many."""

@@ -168,7 +168,7 @@ class IngestSettings(_Part):
         "dense", description="The same for chunks at ingest; KV made so has its own fingerprint."
     )
     chunk_tokens: int = Field(
-        0, ge=0, description="Longest chunk, in tokens, wrapper included; 0: the model profile's."
+        0, ge=0, description="Longest chunk, in tokens, prompt piece included; 0: the model profile's."
     )
     group_tokens: int = Field(
         0,

@@ -156,7 +156,8 @@ class Chunk:
         ordinal: Position in the document, from 0.
         title: Title that the prompt shows for the chunk.
         text: Text of the chunk.
-        tokens: Token ids of the whole prompt piece (wrapper, title and text). The KV of a chunk is the KV of `tokens`.
+        tokens: Token ids of the whole prompt piece, with what stands around title and text. The KV of a chunk is that
+            of `tokens`.
         span: Where `text` stands in the document; None if that is not known.
         version: Number of the version of its document; 0 before the chunk is stored.
     """

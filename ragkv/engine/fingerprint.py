@@ -1,6 +1,6 @@
 """Fingerprint: one hash of everything that makes stored KV valid. KV with another fingerprint is a miss, never a hit.
 
-It covers weights, tokenizer, S, chunk wrapper, block, dtype, digests, body, seal, schema, states, ingest policy.
+It covers weights, tokenizer, S, the piece of a chunk, block, dtype, digests, body, seal, schema, states, ingest policy.
 """
 
 from __future__ import annotations

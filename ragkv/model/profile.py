@@ -66,7 +66,7 @@ class Profile:
         scout_reach: `reach` of scout where a request does not say it.
         scout_cap: `cap` of scout, likewise.
         scout_chunks: `chunks` of scout, likewise.
-        chunk_tokens: tokens of the longest chunk, wrapper included.
+        chunk_tokens: tokens of the longest chunk, its prompt piece included.
         prefix: prompt piece before the chunks; "" takes the tokenizer's chat template.
         chunk: prompt piece around a chunk, likewise.
         question: prompt piece around the question, likewise.

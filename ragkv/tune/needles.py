@@ -11,7 +11,7 @@ from ragkv.evaluation.questions import Asked
 from ragkv.tune.contexts import QUESTION_TOKENS, Context
 
 MARGIN = 0.8
-"""Share of the room that is filled: wrappers and titles come on top of what is asked for."""
+"""Share of the room that is filled: prompt pieces and titles come on top of what is asked for."""
 FEWEST_TOKENS = 120
 """Tokens of the shortest document."""
 
