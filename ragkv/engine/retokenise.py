@@ -45,7 +45,7 @@ def with_own_tokens(
 
 def without_wrappers(hits: Sequence[Hit]) -> list[Hit]:
     """Return the hits without the wrapper tokens of their chunks."""
-    return [replace(hit, chunk=replace(hit.chunk, tokens=tuple(without_wrapper(hit.chunk.tokens)))) for hit in hits]
+    return [replace(hit, chunk=replace(hit.chunk, tokens=without_wrapper(hit.chunk.tokens))) for hit in hits]
 
 
 def _read_again(hit: Hit, prompt: Prompt) -> Hit:

@@ -121,9 +121,9 @@ def is_wrapper_token(ids: Tensor) -> Tensor:
     return ids >= FIRST_ID
 
 
-def without_wrapper(tokens: Sequence[int]) -> list[int]:
+def without_wrapper(tokens: Sequence[int]) -> tuple[int, ...]:
     """Return the token ids that stand for text."""
-    return [token for token in tokens if token < FIRST_ID]
+    return tuple(token for token in tokens if token < FIRST_ID)
 
 
 def read_wrapper(folder: Path) -> Wrapper:

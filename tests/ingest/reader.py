@@ -48,7 +48,13 @@ class WordEmbedder:
 
 
 class WordPrompt:
-    """The wrapper of the bundled model, with one token per word or punctuation mark."""
+    """The prompt piece of the bundled model, with one token per word or punctuation mark; no wrapper tokens."""
+
+    def of(self, collection: str) -> WordPrompt:
+        return self
+
+    def reader(self, fingerprint: str) -> str:
+        return fingerprint
 
     def chunk(self, title: str, text: str) -> tuple[int, ...]:
         words = re.findall(r"\w+|[^\w\s]|\n", f"Document: {title}\n{text}\n")

@@ -287,10 +287,12 @@ def test_an_error_is_shown_as_text(desk: Desk) -> None:
 def test_a_question_beyond_the_limit_of_its_tenant_is_refused(desk: Desk) -> None:
     with tab(desk.browser, f"{desk.url}/dashboard") as (page, _):
         log_in(page, desk.other_key)
-        for said in ("has no documents", "are used up"):
+        alerts = page.get_by_role("alert")
+        for asked in range(3):  # a minute may end in between, and another test may have asked in it
             page.get_by_label("Question").fill("Who?")
             page.get_by_role("button", name="Ask", exact=True).click()
-            expect(page.get_by_role("alert").last).to_contain_text(said)
+            expect(alerts).to_have_count(asked + 1)
+        assert any("are used up" in said for said in alerts.all_inner_texts())
 
 
 def test_a_yes_shows_the_sentence_that_decides_before_what_was_searched(desk: Desk) -> None:
