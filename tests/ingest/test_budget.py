@@ -80,4 +80,4 @@ def test_a_stored_document_is_never_refused_because_another_model_reads_it(
     ingest(engine, make_document("a"))
     engine.fingerprint, engine.split_seconds = "other", 1e-9
     assert reindex(engine).reread == 1
-    assert engine.catalog.document("default", "a").reader == pipeline.reader_of(engine)
+    assert engine.catalog.document("default", "a").reader == pipeline.reader_of(engine, "default")
