@@ -18,6 +18,7 @@ from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
+from ragkv.model.wrapper import Wrapper, Wrappers
 from ragkv.retrieval import Embedder
 from ragkv.types import AskOptions, Document, Hit
 from tests.libraries import open_copy
@@ -84,6 +85,13 @@ def test_a_full_prefill_hands_over_a_prompt_and_no_rows(library: Engine) -> None
 def test_a_method_that_recomputes_or_rotates_by_the_question_is_refused(library: Engine, method: str) -> None:
     with pytest.raises(InputError, match="ask with scout:repair=none or with reuse"):
         handed(library, method=method)
+
+
+def test_chunks_between_wrapper_tokens_are_not_handed_over(own: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Wrapper(torch.zeros(1, 8), torch.zeros(1, 8), "ab" * 32)
+    monkeypatch.setattr(own.model, "wrappers", Wrappers({"default": tokens}))
+    with pytest.raises(InputError, match="wrapper tokens, which no other vocabulary has; ask with method full"):
+        handed(own)
 
 
 def test_the_same_rows_have_the_same_salt_and_others_have_others(library: Engine) -> None:
