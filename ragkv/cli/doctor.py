@@ -192,6 +192,8 @@ def _source(source: ModelSource, settings: Settings, findings: Findings) -> None
 
     findings.fact("source", source.model)
     findings.fact("adapter", source.adapter or "none")
+    for collection, wrapper in source.wrappers:
+        findings.fact("wrapper", f"{wrapper} around chunks of {collection or 'all collections'}")
     folder = settings.model_cache_folder
     count = len([path for path in folder.iterdir() if not path.name.startswith(".")]) if folder.is_dir() else 0
     findings.fact("cache", f"{folder}: {count} converted models")

@@ -15,6 +15,7 @@ from ragkv.cli import run
 from ragkv.cli.doctor_service import address, keys, limits
 from ragkv.cli.findings import Findings
 from ragkv.config import load_settings
+from ragkv.model.source import ModelSource
 from tests.api.conftest import Service, serving, settings
 from tests.redis_server import free_port, redis_server
 
@@ -234,3 +235,11 @@ def test_how_a_redis_is_bounded_is_told(
     out = told(capsys)
     assert words in out
     assert "wrong store" not in out
+
+
+def test_wrapper_tokens_are_named_with_their_collections(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = ModelSource("model", wrappers=(("laws", "first"), ("", "second")))
+    doctor._source(source, load_settings(data=tmp_path), Findings())
+    said = capsys.readouterr().out
+    assert "first around chunks of laws" in said
+    assert "second around chunks of all collections" in said
