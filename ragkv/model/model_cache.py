@@ -6,12 +6,13 @@ wins. A folder is used only if it hashes to what its manifest says; a damaged on
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,6 @@ FORMAT = 2
 _MANIFEST = "manifest.json"
 _ROOM = 64 * 2**20
 """Bytes for tokenizer and config, beside the weights."""
-_ATTEMPTS = 3
 _ABANDONED = 24 * 3600
 """Seconds after which an unfinished folder belongs to a process that was killed."""
 
@@ -122,15 +122,21 @@ def _write_manifest(made: Path, digest: str) -> None:
 def _publish(made: Path, folder: Path, digest: str) -> str:
     """Rename a finished folder to its name, unless another process was quicker; return the hash of what is there.
 
-    A damaged folder gives way. Raises OSError.
+    A damaged folder gives way. One process at a time looks and renames: else the folder that one has just found damaged
+    may be another's new one when it is moved. Raises OSError.
     """
-    for _ in range(_ATTEMPTS):
-        with suppress(OSError):  # a folder is there
-            made.rename(folder)
+    cache = os.open(folder.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(cache, fcntl.LOCK_EX)  # until it is closed, or its process ends
         if found := _verified(folder, digest):
             return found
-        with suppress(OSError):  # another process has moved it
+        if folder.exists():
             folder.rename(Path(tempfile.mkdtemp(prefix="damaged-", dir=made.parent)))
+        made.rename(folder)
+        if found := _verified(folder, digest):
+            return found
+    finally:
+        os.close(cache)
     raise OSError(f"{folder} cannot be replaced")
 
 
