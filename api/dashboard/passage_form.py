@@ -24,8 +24,8 @@ Node = Any
 FIXED, DRAWN, PROSE = "monospaced", "drawn", "prose"
 """Forms of a passage: a fixed face, a tree of elements, or text as it is."""
 _OPEN, _CLOSE = "\ue000", "\ue001"
-_MARKS = re.compile("([\ue000\ue001])")
 """Stand around marked words while Markdown is parsed: private characters, which no syntax knows."""
+_MARKS = re.compile("([\ue000\ue001])")
 _TAGS = frozenset(
     "p h1 h2 h3 h4 h5 h6 ul ol li blockquote em strong s table thead tbody tr th td hr br pre code".split()
 )

@@ -29,6 +29,7 @@ from ragkv.ingest.jobs import Jobs
 from ragkv.ingest.loader import checked
 from ragkv.ingest.pipeline import content_hash, reader_of
 from ragkv.ingest.sandbox import allowance_of
+from ragkv.model.wrapper import without_wrapper
 from ragkv.types import Chunk, Document, Filter, HourPrice, Key
 
 logger = logging.getLogger("ragkv.api")
@@ -280,8 +281,13 @@ class CatalogService:
 
     def texts(self, recorded: RecordedAnswer) -> list[list[str] | None]:
         """Return the text of each block of each chunk of an answer's map; None for a chunk that is not stored now."""
-        found = self.chunks(recorded)
-        return [self._prompt.blocks(chunk.tokens, recorded.map.block) if chunk else None for chunk in found]
+        block, texts = recorded.map.block, list[list[str] | None]()
+        for chunk, shown in zip(self.chunks(recorded), recorded.map.chunks, strict=True):
+            tokens = chunk.tokens if chunk else ()
+            if len(tokens) != shown.tokens:  # a prefill in full has no wrapper tokens
+                tokens = without_wrapper(tokens)
+            texts.append(self._prompt.blocks(tokens, block) if chunk else None)
+        return texts
 
     def _outdated(self, answers: Iterable[RecordedAnswer]) -> set[RecordedAnswer]:
         """Return the answers from a document that was deleted or replaced since."""

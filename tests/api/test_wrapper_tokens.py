@@ -53,6 +53,13 @@ def ask(client: httpx.Client, collection: str, method: str = "reuse") -> dict[st
     return answer
 
 
+def check_map(client: httpx.Client) -> None:
+    """Each chunk of the newest answer's map has as many texts as states of blocks."""
+    newest = client.get("/v1/answers", params={"limit": 1}).raise_for_status().json()["answers"][0]["id"]
+    for chunk in client.get(f"/v1/answers/{newest}/map").raise_for_status().json()["chunks"]:
+        assert {len(layer) for layer in chunk["states"]} == {len(chunk["texts"])}
+
+
 def alone(folder: Path, collection: str, wrapper: str) -> dict[str, Any]:
     with served(folder, **settings(folder, f"alone-{wrapper}", f"{collection}={wrapper}")) as (_, client):
         put_documents(client, collection)
@@ -69,7 +76,9 @@ def test_two_collections_with_two_wrappers_answer_as_if_each_ran_alone(folder: P
             found = ask(client, collection)
             assert found["answer"] == expected[collection]["answer"]
             assert found["report"]["cache"]["misses"] == 0
+        check_map(client)
         whole = [ask(client, collection, "full")["answer"] for collection in COLLECTIONS]
+        check_map(client)
         assert whole[0] == whole[1], "a prefill in full has no wrapper tokens"
     with served(folder, **settings(folder, "both", "laws=second,manuals=first")) as (_, client):
         swapped = ask(client, "laws")

@@ -67,7 +67,7 @@ def _nothing(weights: Any) -> Wrapper:
     return new_wrapper(weights, TuneOptions(front=1, back=1), "")
 
 
-def test_layers_with_a_state_cannot_be_tuned(tmp_path: Path) -> None:
+def test_layers_with_a_state_cannot_be_tuned() -> None:
     config = transformers.AutoConfig.for_model("qwen3_next", num_hidden_layers=4)
     with pytest.raises(ModelUnsupported, match="some of its layers have a state"):
         check_trainable(config)
