@@ -2,15 +2,18 @@
 
 The context is prefilled once and copied for every request. Each request prefills a question of `question` tokens, which
 its policy's state observes, and then decodes `steps` tokens. One forward pass per step decodes all requests. Stop
-tokens do not stop. The time between tokens is that of a step, the same for every request of the batch. The times are
-cache-ready: they include no prefill and no store. The dense rows are the model's own loop over torch's fused attention.
+tokens do not stop. The time between tokens is that between two moments at which the host knows the tokens of all
+requests, as a service publishes them. The times are cache-ready: they include no prefill and no store. The dense rows
+are the model's own loop over torch's fused attention.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections import abc
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -105,7 +108,7 @@ def measure(
         InputError: a length is too long for the model, or not longer than the question.
     """
     p, found = params, list[SpeedRow]()
-    longest = max(p.lengths) + p.warmup + p.steps
+    longest = max(p.lengths) + p.warmup + p.steps + 1
     if min(p.lengths) <= p.question or longest > model.max_positions:
         raise InputError(
             f"{longest} tokens of context and answer; {model.name} reads {model.max_positions}, and a context has more "
@@ -148,17 +151,17 @@ def _decode(case: _Case, batch: int, decoder: _Decoder, samples: _Samples) -> No
     """Time the steps of new requests."""
     model, params, policy = case.model, case.params, decoder.policy
     states = [decode_state(policy, len(case.tokens)) for _ in range(batch)]
-    sequences = [_prefill(case, state) for state in states]
-    for step in range(params.warmup + params.steps):
-        start = now(model.device.type)
+    sequences, known = [_prefill(case, state) for state in states], list[float]()
+    now(model.device.type)
+    for _ in range(params.warmup + params.steps + 1):
         for sequence in sequences:
             sequence.sample(frozenset())
+        known.append(time.perf_counter())
         decode_step(model, sequences, decoder.graph_decoder)
-        if step >= params.warmup:
-            samples.times.append(1000 * (now(model.device.type) - start))
-        fault = next((each.fault for each in sequences if each.fault is not None), None)
+        fault = next((sequence.fault for sequence in sequences if sequence.fault is not None), None)
         if fault is not None:
             raise fault
+    samples.times += [1000 * (after - before) for before, after in pairwise(known[params.warmup :])]
     samples.present += sum(state.keys_present for state in states if state is not None)
     samples.read += sum(state.keys_read for state in states if state is not None)
 
@@ -176,14 +179,14 @@ def _row(case: _Case, batch: int, name: str, samples: _Samples, dense: float) ->
 def _prefill(case: _Case, state: DecodeState | None) -> Sequence:
     """Copy the context for one request and prefill its question."""
     model, params, context, tokens = case.model, case.params, case.context, case.tokens
-    room = params.question + params.warmup + params.steps
+    room = params.question + params.warmup + params.steps + 2
     start = len(tokens) - params.question
     cache = ContextCache(model.shape, start + room, model.dtype, model.devices)
     for layer in range(model.shape.layers):
         cache.put(layer, context.k(layer), context.v(layer), context.positions(layer))
     attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.query_rows)
     logits = model.forward([append(cache, tokens[start:], start, outputs=rows, attention=attention)])[0][-1]
-    return Sequence(cache, logits, len(tokens), Sampling(params.warmup + params.steps + 1), state)
+    return Sequence(cache, logits, len(tokens), Sampling(params.warmup + params.steps + 2), state)
 
 
 def grid(rows: abc.Sequence[SpeedRow]) -> TextGrid:

@@ -166,13 +166,15 @@ class Batch:
             group: Passes of other requests that may run in the same forward. They do where `decode_step` says so.
         """
         continuing = [self._running[id] for id in self._sampled if id in self._running]
-        self._sampled.clear()
         try:
             if continuing:
                 sequences = [member.sequence for member in continuing]
                 decode_step(self._model, sequences, self._graph_decoder, group)
         except Exception as fault:
             return [self._end(member, None, "failed", fault) for member in continuing]
+        finally:
+            # A sequence that the pass lacked, because it was launched before the sequence began, waits for the next.
+            self._sampled = {member.id: None for member in continuing if not member.sequence.ready}
         return [event for member in continuing for event in self._faults(member)]
 
     def _sample(self, member: _Member) -> list[Event]:

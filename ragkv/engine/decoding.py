@@ -58,6 +58,10 @@ def decode_step(
     (docs/lab-notes.md). It joins dense sequences only: they can be decoded again where the forward fails, and a
     policy that has seen half of a pass cannot.
 
+    A recorded step of greedy sequences is followed by the next one before anybody has read its tokens, unless a group
+    waits for the device (`GraphDecoder.decode_ahead`). Sequences that it lacks wait for the step behind it: they are
+    not `ready` afterwards.
+
     Args:
         model: The model.
         sequences: Each has its own cache, attention, drafts and faults.
@@ -68,16 +72,16 @@ def decode_step(
     sequences = [each for each in sequences if each.pooled is None]
     if pooled:
         _decode_pooled(pooled)
-    dense = [each for each in sequences if each.attention is None]
-    # Drafts share the rows of a recorded graph that the latest tokens leave: with more, weights are read twice.
-    most = WIDEST // len(dense) - 1 if graph_decoder is not None and dense else None
-    for sequence in dense:
-        sequence.make_draft(most)
+    dense = [sequence for sequence in sequences if sequence.attention is None]
     if graph_decoder is not None:
-        sequences = [each for each in sequences if each.attention is not None]
-        _decode_dense(graph_decoder, dense)
-    elif dense and group is not None and group.joins and _decode_beside(model, dense, group):
-        sequences = [each for each in sequences if each.attention is not None]
+        sequences = [sequence for sequence in sequences if sequence.attention is not None]
+        idle = not pooled and not sequences and (group is None or not group.passes)
+        _decode_recorded(graph_decoder, dense, idle)
+    else:
+        for sequence in dense:
+            sequence.make_draft()
+        if dense and group is not None and group.joins and _decode_beside(model, dense, group):
+            sequences = [sequence for sequence in sequences if sequence.attention is not None]
     if sequences:
         _accept(sequences, model.forward([each.next_pass() for each in sequences]))
 
@@ -108,15 +112,39 @@ def _accept(sequences: abc.Sequence[Sequence], logits: abc.Sequence[Tensor]) -> 
         sequence.accept(StepLogits(rows if sequence.draft else rows[-1:]).rows())
 
 
-def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> None:
-    """Run one recorded step for all of them. Drafted tokens are further rows."""
-    rows = [[each.tokens[-1], *each.draft] for each in sequences]
-    caches = [each.cache for each, mine in zip(sequences, rows, strict=True) for _ in mine]
-    positions = [each.position + i for each, mine in zip(sequences, rows, strict=True) for i in range(len(mine))]
-    paged = [each.paged for each, mine in zip(sequences, rows, strict=True) for _ in mine]
+def _decode_recorded(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence], idle: bool) -> None:
+    """Run a recorded step, or take the one that was launched ahead, and launch the next where that is of use.
+
+    Args:
+        graph_decoder: Decodes.
+        sequences: The dense sequences.
+        idle: Whether nothing else waits for the device.
+    """
+    launched = [sequence for sequence in sequences if graph_decoder.is_ahead(sequence.cache)]
+    if not launched:
+        # Drafts share the rows of a recorded graph that the latest tokens leave: with more, weights are read twice.
+        most = WIDEST // len(sequences) - 1 if sequences else None
+        for sequence in sequences:
+            sequence.make_draft(most)
+    logits = _decode_rows(graph_decoder, launched or sequences)
+    continues = any(len(sequence.tokens) + 1 < sequence.sampling.max_tokens for sequence in sequences)
+    complete = len(launched) in (0, len(sequences))  # otherwise those that are left out come next
+    if idle and continues and complete and all(sequence.is_greedy for sequence in sequences):
+        graph_decoder.decode_ahead(logits.likeliest, lambda: logits.best)
+
+
+def _decode_rows(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> StepLogits:
+    """Run one recorded step for all of them; return its logits. Drafted tokens are further rows."""
+    rows = [[sequence.tokens[-1], *sequence.draft] for sequence in sequences]
+    numbered = [(sequence, i) for sequence, mine in zip(sequences, rows, strict=True) for i in range(len(mine))]
+    caches = [sequence.cache for sequence, _ in numbered]
+    positions = [sequence.position + i for sequence, i in numbered]
+    paged = [sequence.paged for sequence, _ in numbered]
     logits = StepLogits(graph_decoder.decode(caches, [token for mine in rows for token in mine], positions, paged))
+    logits.fetch()
     for sequence, rows_of in zip(sequences, logits.split([len(mine) for mine in rows]), strict=True):
         sequence.accept(rows_of)
+    return logits
 
 
 def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ragkv.engine.drafting import Drafter
-from ragkv.engine.logits import RowLogits, StepLogits
+from ragkv.engine.logits import HostCopy, RowLogits, StepLogits
 from ragkv.engine.structured import GrammarDrafter, Guide
 from ragkv.model.execution.block_tables import PagedContext
 from ragkv.model.execution.pooled_decode import PooledRequest
@@ -49,6 +49,12 @@ class Sampling:
     seed: int = 0
     schema: abc.Mapping[str, Any] | None = None
     top_log_probabilities: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is chosen, and nobody asks for others."""
+        penalties = self.presence_penalty or self.frequency_penalty
+        return self.temperature <= 0 and not penalties and not self.top_log_probabilities
 
     @classmethod
     def of(cls, options: AskOptions, max_tokens: int, stop: abc.Sequence[str]) -> Sampling:
@@ -147,16 +153,16 @@ class Sequence:
         self._position, self._should_stop = position, should_stop
         self._later = list[RowLogits]()
         self._generator = torch.Generator().manual_seed(sampling.seed)
-        self._log_probabilities: list[Tensor] = []
+        self._log_probabilities: list[HostCopy] = []
         self._likely: list[tuple[Tensor, Tensor]] = []
         self._unscored: list[tuple[RowLogits, int]] = []
-        self._other_score: Tensor | None = None
+        self._other_score: HostCopy | None = None
 
     @property
     def log_probabilities(self) -> list[float]:
         """Log probability of each sampled token at temperature 1, a stop token included."""
         self._score()
-        return torch.stack(self._log_probabilities).tolist() if self._log_probabilities else []
+        return [float(score.read()) for score in self._log_probabilities]
 
     def scores(self, start: int) -> list[tuple[float, list[tuple[int, float]]]]:
         """Return the log probability of each sampled token from number `start` on, and those of the likeliest ones.
@@ -166,7 +172,7 @@ class Sequence:
             tokens in its place, best first.
         """
         self._score()
-        chosen = [float(score) for score in self._log_probabilities[start:]]
+        chosen = [float(score.read()) for score in self._log_probabilities[start:]]
         likely = [list(zip(ids.tolist(), found.tolist(), strict=True)) for found, ids in self._likely[start:]]
         return list(zip(chosen, likely or [[]] * len(chosen), strict=True))
 
@@ -174,7 +180,7 @@ class Sequence:
     def other_log_probability(self) -> float:
         """Log probability that `other` comes first, at temperature 1; 0.0 where no token was sampled."""
         self._score()
-        return 0.0 if self._other_score is None else float(self._other_score)
+        return 0.0 if self._other_score is None else float(self._other_score.read())
 
     @property
     def position(self) -> int:
@@ -185,6 +191,12 @@ class Sequence:
     def at_limit(self) -> bool:
         """Whether it has as many tokens as it may have."""
         return len(self.tokens) >= self.sampling.max_tokens
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the next token is the likeliest one, and no more than that is asked of its logits."""
+        own = self.draft or self.guide or self.paged or self.pooled or self.attention
+        return self.sampling.is_greedy and not own
 
     @property
     def finished(self) -> bool:
@@ -259,22 +271,16 @@ class Sequence:
         self.steps += 1
 
     def _score(self) -> None:
-        """Compute the log probabilities of the latest tokens.
-
-        This waits until the pass of these tokens is launched. Before, its few launches would keep a GPU waiting.
-        """
+        """Compute the log probabilities of the latest tokens, behind their pass: a GPU would wait for the launches."""
         if self._unscored and self._other_score is None and self.other is not None:
-            self._other_score = self._unscored[0][0].log_probability(self.other)
-        self._log_probabilities += [row.log_probability(token) for row, token in self._unscored]
+            self._other_score = HostCopy(self._unscored[0][0].log_probability(self.other))
+        self._log_probabilities += [HostCopy(row.log_probability(token)) for row, token in self._unscored]
         if top := self.sampling.top_log_probabilities:
             self._likely += [row.most_likely(top) for row, _ in self._unscored]
         self._unscored.clear()
 
     def close(self) -> None:
-        """Drop the rows of tokens that are not verified, and leave the pool and the blocks that were read in place.
-
-        No further token is decoded.
-        """
+        """Drop rows that are not verified, and leave the pool and blocks in place. No further token is decoded."""
         self.drop_draft()
         if self.paged is not None:
             self.paged.close()

@@ -73,13 +73,14 @@ class ContextCache:
         self.states: States | None = None
         self._pending: list[PendingCopy | None] = [None] * shape.layers
         self._addresses: NDArray[np.int64] | None = None
+        self._numbers: list[NDArray[np.int64]] | None = None  # of positions: a step asks for them in every layer
         for layer, size in enumerate(sizes):
             if size:
                 self._resize(layer, size)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: its tensors have other addresses."""
-        return {**self.__dict__, "_addresses": None}
+        return {**self.__dict__, "_addresses": None, "_numbers": None}
 
     def record_event(self, layer: int, copy: PendingCopy) -> None:
         """Register a pending copy into the layer. It must complete after all copies that were registered before."""
@@ -107,6 +108,11 @@ class ContextCache:
         """Allocated bytes of K and V, unused capacity included, and of states."""
         states = [each for state in self.states or () for each in (state.tail, state.recurrent) if each is not None]
         return sum(each.nbytes for each in (*self.tensors, *states))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether every layer can hold another row where it is."""
+        return all(length < keys.shape[0] for length, keys in zip(self.lengths, self._k, strict=True))
 
     def make_room(self, rows: int) -> None:
         """Grow every layer, where needed, to hold `rows` more rows."""
@@ -186,9 +192,11 @@ class ContextCache:
 
     def append_row(self, position: int) -> None:
         """Append a row at `position` to every layer; it must have room. Its content is undefined until written."""
-        for layer, length in enumerate(self.lengths):
-            self._positions[layer].numpy()[length] = position
-            self.lengths[layer] = length + 1
+        if self._numbers is None:
+            self._numbers = [positions.numpy() for positions in self._positions]
+        for numbers, length in zip(self._numbers, self.lengths, strict=True):
+            numbers[length] = position
+        self.lengths = [length + 1 for length in self.lengths]
 
     def put(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         """Append rows k (rotated), v [m, Hkv, d] at `positions` [m] and return their slots [m]."""
@@ -279,7 +287,7 @@ class ContextCache:
                 positions = self._positions[layer].new_empty(count + room)
                 positions[:count] = self._positions[layer][some]
                 self._positions[layer], self.lengths[layer] = positions, count
-        self._addresses = None
+        self._addresses = self._numbers = None
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Drop all rows of each layer behind the first `lengths[layer]`."""
@@ -293,7 +301,7 @@ class ContextCache:
 
     def _resize(self, layer: int, rows: int) -> None:
         self.wait_ready(layer)
-        length, self._addresses = self.lengths[layer], None
+        length, self._addresses, self._numbers = self.lengths[layer], None, None
         with torch.inference_mode(False):  # callers outside inference mode write to these tensors, too
             for store in (self._k, self._v, self._positions):
                 old = store[layer]

@@ -15,8 +15,15 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def triton_linear(*args: torch.Tensor | None) -> torch.Tensor:
-    return pytest.importorskip("ragkv.kernels.triton_fp8_linear").linear(*args)
+def triton_linear(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """One row as it is; several are rounded, by the reference."""
+    kernels = pytest.importorskip("ragkv.kernels.triton_fp8_linear")
+    if x.shape[0] == 1:
+        return kernels.linear(x, weight, scale, bias)
+    codes, factors = quantise_rows(x)
+    return kernels.linear_rounded(codes, factors, weight, scale, bias, x.dtype)
 
 
 IMPLEMENTATIONS = {"reference": linear_reference, "triton": triton_linear}
@@ -57,14 +64,20 @@ def test_the_kernel_rounds_rows_as_the_reference_does(rows: int, size: int, dtyp
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "size", "outputs"), [(0, 32, 16), (1, 48, 40), (1, 1040, 24), (3, 160, 70), (17, 144, 48)]
+    ("rows", "size", "outputs"),
+    [(0, 32, 16), (1, 48, 40), (1, 1040, 24), (3, 160, 70), (17, 144, 48), (5, 512, 128), (64, 256, 64)],
 )
 def test_a_product_is_that_of_the_restored_matrix(
     implementation: str, bias: bool, rows: int, size: int, outputs: int
 ) -> None:
     weight, scale = quantise_rows(drawn(outputs, size))
     x, added = drawn(rows, size, seed=1).to(DEVICE, WIDE), drawn(outputs, seed=2).to(DEVICE, WIDE) if bias else None
-    expected = x.double() @ (weight.double() * scale.double()[:, None]).T.to(DEVICE)
+    if implementation == "triton" and rows > 1:
+        codes, factors = quantise_rows(x)
+        exact = codes.double() * factors.double()[:, None]
+    else:
+        exact = x.double()
+    expected = exact @ (weight.double() * scale.double()[:, None]).T.to(DEVICE)
     expected = expected if added is None else expected + added.double()
     found = IMPLEMENTATIONS[implementation](x, weight.to(DEVICE), scale.to(DEVICE), added)
     assert found.dtype == x.dtype
@@ -82,12 +95,12 @@ def test_the_kernel_reads_every_code_as_torch_does(code: int) -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-@pytest.mark.parametrize("rows", [1, FEW, FEW + 1, 700])
-def test_on_a_gpu_many_rows_are_rounded_and_few_are_not(rows: int) -> None:
+@pytest.mark.parametrize("rows", [1, 2, FEW, FEW + 1, 700])
+def test_on_a_gpu_several_rows_are_rounded_and_one_is_not(rows: int) -> None:
     weight, scale = quantise_rows(drawn(256, 512))
     x = drawn(rows, 512, seed=1).to(DEVICE, torch.bfloat16)
     expected = linear_reference(x.float(), weight.to(DEVICE), scale.to(DEVICE), None)
     found = linear(x, weight.to(DEVICE), scale.to(DEVICE), None).float()
     error = float((found - expected).norm() / expected.norm())
-    assert error < (5e-3 if rows <= FEW else 4e-2)
-    assert error > 0 or rows <= FEW
+    assert error < (5e-3 if rows == 1 else 4e-2)
+    assert error > 5e-3 or rows == 1

@@ -62,6 +62,20 @@ class CUDAGraphPool:
             result: Result = recording.result
             return result
 
+    def run_again(self, key: Hashable, change: Callable[[Tensor], None]) -> Any:
+        """Replay a graph over its latest inputs, which `change` changes on the GPU first.
+
+        Returns:
+            The result, as `run` returns it; None where there is no such graph any more.
+        """
+        if key not in self._graphs:
+            return None
+        with torch.cuda.device(self._device):
+            recording = self._graphs[key]
+            change(recording.inputs)
+            recording.graph.replay()
+            return recording.result
+
     def _capture(self, inputs: Tensor, work: Callable[[Tensor], Result]) -> _Recording:
         while len(self._graphs) >= GRAPHS:
             self._graphs.popitem(last=False)

@@ -19,10 +19,9 @@ step with the reference kernels and record nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +41,8 @@ from ragkv.model.execution.graph_layers import (
 )
 from ragkv.model.execution.graph_prefill import GraphPrefill
 from ragkv.model.execution.merged_weights import merge_weights, supports_merging
+from ragkv.model.execution.step_ahead import LaunchedStep, StepAhead
+from ragkv.model.execution.step_inputs import pack_inputs, table_of
 from ragkv.model.kv_cache import ContextCache
 
 WIDEST = 64
@@ -85,6 +86,8 @@ class GraphDecoder:
         # Requests that pad a graph to its width hold no rows and write here.
         row = (1, model.shape.kv_heads, model.shape.head_dim)
         self._scratch = [torch.zeros(row, dtype=model.dtype, device=model.device) for _ in ("k", "v")]
+        self._latest: LaunchedStep | None = None
+        self._ahead: StepAhead | None = None
         self.prefill = GraphPrefill(self._stack, self._graphs, self._scratch)
 
     @property
@@ -110,6 +113,12 @@ class GraphDecoder:
             positions: their positions, which must be after all positions in the cache.
             paged: what each of them reads in place beside its cache; empty where none does.
         """
+        ahead, self._ahead, self._latest = self._ahead, None, None
+        logits = None if ahead is None else ahead.logits_of(caches, tokens, positions)
+        if ahead is not None and logits is not None:
+            _append_rows(caches, positions)
+            self._latest = ahead.step if logits is ahead.logits else None
+            return logits
         parts = [slice(start, start + WIDEST) for start in range(0, len(caches), WIDEST)]
         for tables in self._tables[len(parts) :]:  # of a step with more parts
             tables.update((), 0)
@@ -119,8 +128,27 @@ class GraphDecoder:
         ]
         if len(rows) == 1:
             return rows[0]
+        self._latest = None
         none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
         return torch.cat([none, *rows])
+
+    def is_ahead(self, cache: ContextCache) -> bool:
+        """Whether the next step of a request was launched by `decode_ahead`. Only such requests can share it."""
+        return self._ahead is not None and self._ahead.has(cache)
+
+    @torch.inference_mode()
+    def decode_ahead(self, tokens: Tensor, known: Callable[[], Sequence[int]]) -> None:
+        """Launch the next step of the requests of the latest `decode`, before the host knows their tokens.
+
+        The next `decode` takes its logits from there if it asks for these tokens, of all requests or of some. Nothing
+        is launched where requests have several rows or read blocks in place, or where a cache would have to grow.
+
+        Args:
+            tokens: token [W] int64 of each request, on the device.
+            known: returns them on the host, once they are there.
+        """
+        if self._latest is not None:
+            self._ahead = self._latest.run_ahead(tokens, known)
 
     def _decode(
         self,
@@ -135,8 +163,7 @@ class GraphDecoder:
         # The next replay overwrites the original.
         logits = self._run(caches, tokens, positions, paged=blocks)[0].clone()
         # The replay runs asynchronously, so this bookkeeping costs no time of the step.
-        for cache, position in zip(caches, positions, strict=True):
-            cache.append_row(position)
+        _append_rows(caches, positions)
         return logits[: len(caches)]
 
     def supports_queries(self, cache: ContextCache, tokens: Sequence[int]) -> bool:
@@ -200,26 +227,35 @@ class GraphDecoder:
             paged: as in `_step`.
         """
         count, layers = len(tokens), self._shape.layers
-        width = 1 << (count - 1).bit_length()
-        host = np.zeros((2 + 3 * layers, width), dtype=np.int64)  # tokens, positions, table
-        host[0, :count], host[1, :count] = tokens, positions
-        table = host[2:].reshape(3, layers, width)
-        table[:2] = np.array([each.data_ptr() for each in self._scratch])[:, None, None]
-        for cache, rows in _rows_of(caches):
-            table[:2, :, rows] = cache.addresses(len(rows))[:, :, None]
-            table[2][:, rows] = np.array(cache.lengths)[:, None] + np.arange(len(rows))
-        splits = splits_of(width, self._shape.kv_heads, 1 + int(table[2].max()))
-        inputs = torch.from_numpy(host)
+        inputs = pack_inputs(caches, tokens, positions, self._scratch[0].data_ptr(), self._scratch[1].data_ptr())
+        width = inputs.shape[1]
+        splits = splits_of(width, self._shape.kv_heads, 1 + int(table_of(inputs)[2].max()))
         if self._graphs is None:
             scratch = [(self._scratch[0], self._scratch[1])] * (width - count)
             pairs = [[*(cache.buffers(layer, 0) for cache in caches), *scratch] for layer in range(layers)]
             k, v = ([[pair[side] for pair in layer] for layer in pairs] for side in (0, 1))
-            return self._step(inputs, CachePointers(_table(inputs), k, v), splits, depth, paged)
-        # A graph holds the addresses of the tables that were there when it was recorded.
-        key = ("step", width, splits, depth, None if paged is None else paged.version)
-        return self._graphs.run(
-            key, inputs, lambda inputs: self._step(inputs, CachePointers(_table(inputs)), splits, depth, paged)
-        )
+
+            def run(inputs: Tensor) -> list[Tensor]:
+                return self._step(inputs, CachePointers(table_of(inputs), k, v), splits, depth, paged)
+
+            def run_again(change: Callable[[Tensor], None]) -> Tensor | None:
+                change(inputs)
+                return run(inputs)[0]
+
+            result = run(inputs)
+        else:
+            # A graph holds the addresses of the tables that were there when it was recorded.
+            graphs, key = self._graphs, ("step", width, splits, depth, None if paged is None else paged.version)
+
+            def run_again(change: Callable[[Tensor], None]) -> Tensor | None:
+                logits = graphs.run_again(key, change)
+                return None if logits is None else logits[0]
+
+            result = graphs.run(
+                key, inputs, lambda inputs: self._step(inputs, CachePointers(table_of(inputs)), splits, depth, paged)
+            )
+        self._latest = LaunchedStep.of(caches, positions, run_again) if depth is None and paged is None else None
+        return result
 
     def _step(
         self, inputs: Tensor, pointers: CachePointers, splits: int, depth: int | None, paged: PagedBlocks | None
@@ -249,14 +285,6 @@ class GraphDecoder:
         return query_layers(LayerStack(model, stack.layers[:depth], stack.kernels), rows, attend)
 
 
-def _rows_of(caches: Sequence[ContextCache]) -> list[tuple[ContextCache, list[int]]]:
-    """Return the different caches, each with the numbers of its rows."""
-    found: dict[int, tuple[ContextCache, list[int]]] = {}
-    for row, cache in enumerate(caches):
-        found.setdefault(id(cache), (cache, []))[1].append(row)
-    return list(found.values())
-
-
-def _table(inputs: Tensor) -> Tensor:
-    """View the cache table [3, L, W] of the inputs."""
-    return inputs[2:].view(3, -1, inputs.shape[1])
+def _append_rows(caches: Sequence[ContextCache], positions: Sequence[int]) -> None:
+    for cache, position in zip(caches, positions, strict=True):
+        cache.append_row(position)
