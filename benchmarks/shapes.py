@@ -138,7 +138,7 @@ def random_model(
     devices = [torch.device(device)] if isinstance(device, (str, torch.device)) else list(device)
     if dtype is None:
         dtype = torch.bfloat16 if devices[0].type == "cuda" else torch.float32
-    weights = _empty(_config(sizes, layers or sizes.layers), devices, dtype).eval().requires_grad_(False)
+    weights = _empty(model_config(sizes, layers or sizes.layers), devices, dtype).eval().requires_grad_(False)
     with torch.no_grad():
         _fill(weights, seed, sparse)
         if sparse:
@@ -164,7 +164,8 @@ def random_tokens(model: DecoderModel, length: int, seed: int = 0) -> list[int]:
     return [FIRST, *drawn.tolist()]
 
 
-def _config(shape: ModelShape, layers: int) -> Any:
+def model_config(shape: ModelShape, layers: int) -> Any:
+    """Return the configuration of a model of that shape with so many layers."""
     given = {"sliding_window": None} if shape.kind == "Mistral" else {}
     return getattr(transformers, f"{shape.kind}Config")(
         vocab_size=shape.vocabulary,
