@@ -70,6 +70,7 @@ PAGES = [
     "docs/results/decode.md",
     "docs/results/gpu.md",
     "docs/results/lmcache.md",
+    "docs/results/vllm.md",
     "docs/results/prefill.md",
     "docs/results/quality.md",
     "docs/results/retrieval.md",
