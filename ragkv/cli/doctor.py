@@ -312,13 +312,14 @@ def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> Non
         return
     from ragkv.config import ViewSettings
     from ragkv.engine.engine import Engine
+    from ragkv.engine.opening import OpenedParts
     from ragkv.retrieval import Retriever, open_earlier
 
     folder = settings.data / "index"
     with findings.checking("engine"):
         parameters = Retriever.parameters_of(settings.part(ViewSettings), catalog)
         retriever = Retriever(catalog, embedder, folder, parameters, open_earlier=open_earlier)
-        engine = Engine(settings, model, store, catalog, retriever)
+        engine = Engine(settings, OpenedParts(model, store, catalog, retriever))
         with findings.checking("index"):
             _index(engine, folder, findings)
         with findings.checking("kv"):
@@ -377,10 +378,8 @@ def _kv(engine: Engine, findings: Findings) -> None:
 
 def _expected(engine: Engine) -> dict[Key, str]:
     """Chunk ids by their key under the current model."""
-    from ragkv.store.format.head import chunk_key
-
     return {
-        chunk_key(engine.fingerprint, engine.seal.salt(info.collection), chunk.tokens): f"{info.collection}/{chunk.id}"
+        engine.key(chunk, info.collection): f"{info.collection}/{chunk.id}"
         for info in engine.catalog.documents(None)
         for chunk in engine.catalog.chunks_of(info.collection, info.id)
     }

@@ -23,6 +23,7 @@ from ragkv.engine.store_faults import StoreFaults
 from ragkv.errors import NotFound, StoreError, StoreUnavailable
 from ragkv.model.layer_pass import Pass
 from ragkv.recompute.base import Method
+from ragkv.store.format.layout import Layout
 from ragkv.store.format.seal import Seal
 from ragkv.store.tiers import Tiers
 from ragkv.types import Chunk, ChunkKV, Key
@@ -82,11 +83,13 @@ class ChunkEncoder:
 
     Attributes:
         costs: What loading and encoding cost here. Until they are measured everything is loaded.
+        group_tokens: Tokens of chunks that are encoded together where no setting says it.
         quarantine: Damaged entries.
         encoded: Chunks encoded by ingests since the start.
         faults: Faults of the store. A refused write cost an encoding, a refused deletion left an orphan.
         flights: Keeps several processes from encoding a chunk at the same time.
         writer: Writes what ingests encode.
+        seal: Vouches for what is read.
     """
 
     def __init__(
@@ -114,15 +117,21 @@ class ChunkEncoder:
         self.quarantine = Quarantine()
         self.faults, self.flights = StoreFaults(), flights
         self.encoded = 0
+        self.group_tokens = group_tokens(prefiller.model.device)
         self.writer = ChunkWriter(0 if prefiller.model.device.type == "cpu" else WRITERS, self.faults, flights)
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
-        self._fingerprint, self._body, self._seal = fingerprint, body, seal
+        self._fingerprint, self._body, self.seal = fingerprint, body, seal
         self._encodings: WeakValueDictionary[Key, _Encoding] = WeakValueDictionary()
 
     def store(self, collection: str) -> ChunkStore:
         """Return the entries of a collection."""
         model = self._prefiller.model
-        return ChunkStore(self._tiers, model, self._fingerprint, collection, self._body, self._seal, self.quarantine)
+        return ChunkStore(self._tiers, model, self._fingerprint, collection, self._body, self.seal, self.quarantine)
+
+    def body_bytes(self, tokens: int) -> int:
+        """Return the bytes that the KV of a chunk of so many tokens takes in the store, its head record left out."""
+        model = self._prefiller.model
+        return Layout(model.shape, tokens, model.profile.block, model.dtype, self._body).body_bytes
 
     def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
         """Encode chunks in one forward pass and store their KV, except those of which a valid entry is there.

@@ -57,6 +57,11 @@ class ChunkFlights:
         self._renewing: threading.Thread | None = None
         self._closed = False
 
+    @property
+    def results(self) -> dict[str, int]:
+        """Missing chunks since the start, by every `FlightResult`."""
+        return {result: self.counts[result] for result in FLIGHT_RESULTS}
+
     def patience(self, encoding_seconds: float) -> float:
         """Return how many seconds a chunk is waited for that takes so many seconds to encode."""
         return max(LEAST_WAIT, self._factor * encoding_seconds)

@@ -124,7 +124,7 @@ def test_with_a_pool_on_a_gpu_prefills_stay_on_the_gpu_and_long_contexts_are_dec
 ):
     """Nothing computes on a GPU here: only what `auto` is told differs."""
     gpu = torch.device("cuda")
-    monkeypatch.setattr("ragkv.engine.engine.key_tier", lambda _, pool=False: key_tier(gpu, pool))
+    monkeypatch.setattr("ragkv.engine.assembly.key_tier", lambda _, pool=False: key_tier(gpu, pool))
     with fill(quick_engine(tmp_path, pool_bytes=40 * SLOT)) as engine:
         options = engine.prefill(QUESTIONS[0]).prefill_options
     assert (options.prefill_policy.tier, options.decode_policy.tier) == ("gpu", "host")
