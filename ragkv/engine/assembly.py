@@ -79,11 +79,11 @@ def assemble(settings: Settings, parts: OpenedParts) -> Assembly:
     tiers = _make_tiers(settings, model, parts.store)
     graph_decoder = _make_graph_decoder(settings, model, tiers)
     prefiller = Prefiller(model, model.prompt.prefix, settings.prefix, ingest_policy, graph_decoder)
-    flights = ChunkFlights(parts.store, settings.encode_wait)
+    flights = ChunkFlights(parts.store)
     chunks = ChunkEncoder(prefiller, tiers, catalog, own, settings.store_body, seal, flights)
-    prefixes = PrefixCache(prefiller.prefix, settings.prefix_cache_bytes)
-    evidence = EvidenceFinder(parts.retriever, model.prompt, model.profile.block).find
     limit = settings.conversation_bytes
+    prefixes = PrefixCache(prefiller.prefix, limit)
+    evidence = EvidenceFinder(parts.retriever, model.prompt, model.profile.block).find
     sessions = SessionManager(prefiller, catalog, chunks.open_all, own, limit, prefixes, evidence)
     return Assembly(
         method=method,
@@ -136,7 +136,7 @@ def _make_graph_decoder(settings: Settings, model: DecoderModel, tiers: Tiers) -
     memory = BlockPoolMemory(tiers.resident, tiers.resident_format) if settings.paged else None
     decoder = make_graph_decoder(model, memory) if settings.graphs else None
     if settings.paged and decoder is None:
-        raise ConfigError("RAGKV_PAGED needs one GPU, RAGKV_GRAPHS on, and a model made as Llama is; unset it")
+        raise ConfigError("RAGKV_GRAPHS=paged needs one GPU and a model made as Llama is; unset it")
     if settings.paged and not settings.gpu_bytes:
-        raise ConfigError("RAGKV_PAGED reads blocks in GPU memory; set RAGKV_GPU_BYTES, or unset it")
+        raise ConfigError("RAGKV_GRAPHS=paged reads blocks in GPU memory; set RAGKV_GPU_BYTES, or unset it")
     return decoder

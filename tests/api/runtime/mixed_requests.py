@@ -78,7 +78,7 @@ def open_small(data: Path, paged: bool = False) -> Engine:
         pool_bytes=POOL_SLOTS * SLOT,
         conversation_bytes=400_000,
         group_tokens=256,
-        paged=paged,
+        graphs="paged" if paged else True,
     )
     store = open_store(chosen.store, chosen.data, chosen.store_timeout, chosen.store_ttl, chosen.store_bytes)
     catalog = Catalog.open(chosen.data / "catalog.sqlite")
