@@ -20,9 +20,10 @@ from ragkv.catalog import Catalog
 from ragkv.catalog.database import again_with_room
 from ragkv.catalog.limits import MAX_NAME
 from ragkv.errors import CatalogCorrupt, InputError, OutOfMemory, RagkvError, StoreUnavailable, is_out_of_memory
-from ragkv.ingest import job_table, job_view, leases
+from ragkv.ingest import job_queue, job_table, job_view, leases
 from ragkv.ingest.document_ids import Rejected
-from ragkv.ingest.job_table import StartedDocument, WaitingJob
+from ragkv.ingest.engine_contract import IngestEngine
+from ragkv.ingest.job_queue import StartedDocument, WaitingJob
 from ragkv.ingest.job_view import (
     Backlog,
     Counts,
@@ -38,7 +39,8 @@ from ragkv.ingest.job_view import (
 )
 from ragkv.ingest.leases import JobPlace, LeaseKeeper
 from ragkv.ingest.loader import checked
-from ragkv.ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
+from ragkv.ingest.outcomes import IngestOutcome
+from ragkv.ingest.pipeline import ingest_steps
 from ragkv.ingest.progress import ENDS, IngestStep, Paused
 from ragkv.types import Document
 
@@ -237,7 +239,7 @@ class Jobs:
             return []
         self._reclaim()
         with self._catalog.read() as transaction:
-            return job_table.waiting(transaction)
+            return job_queue.waiting(transaction)
 
     def steps(self, engine: IngestEngine, job: int | None = None) -> Generator[IngestStep, None, str | None]:
         """Ingest the next waiting document of a job, one unit of work at a time.
@@ -342,7 +344,7 @@ class Jobs:
         if self._pausing.is_set():
             return None
         with self._catalog.write(alone=False, durable=False) as transaction:
-            return job_table.start_next(transaction, self._leases.worker, job)
+            return job_queue.start_next(transaction, self._leases.worker, job)
 
     def _record_outcomes(self, seconds: float | None = None) -> None:
         """Record the outcomes of documents, also those that a full disk kept from being recorded earlier.

@@ -12,9 +12,10 @@ from ragkv.engine.crossover import KeyTier, key_tier
 from ragkv.engine.evidence import EvidenceFinder
 from ragkv.engine.fingerprint import fingerprint, keep_stored_block
 from ragkv.engine.opening import OpenedParts, naming
+from ragkv.engine.policies import make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefix_cache import PrefixCache
-from ragkv.engine.registry import DEFAULT, check_method, make_decode_policy, make_prefill_policy
+from ragkv.engine.registry import DEFAULT, check_method
 from ragkv.engine.session_manager import SessionManager
 from ragkv.errors import ConfigError
 from ragkv.model.decoder import DecoderModel

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ragkv.catalog import Catalog
 from ragkv.config import Settings, ViewSettings
 from ragkv.engine.open_model import load_model
-from ragkv.engine.registry import check_decode_policy, check_method, check_prefill_policy
+from ragkv.engine.policies import check_decode_policy, check_prefill_policy
+from ragkv.engine.registry import check_method
 from ragkv.errors import ConfigError, EmbedderChanged, InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.model_cache import Notify

@@ -10,7 +10,7 @@ import torch
 from ragkv.engine.batch import Batch
 from ragkv.engine.crossover import MEASURED, key_tier
 from ragkv.engine.generation import Sampling, Sequence
-from ragkv.engine.registry import make_decode_policy
+from ragkv.engine.policies import make_decode_policy
 from ragkv.errors import ConfigError
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.kv_cache import ContextCache

@@ -15,7 +15,8 @@ from ragkv.ingest import jobs as ingest_jobs
 from ragkv.ingest import pipeline, turns
 from ragkv.ingest.groups import ingest_all
 from ragkv.ingest.jobs import Jobs
-from ragkv.ingest.pipeline import EMBED_BATCH, IngestOutcome, ingest
+from ragkv.ingest.outcomes import IngestOutcome
+from ragkv.ingest.pipeline import EMBED_BATCH, ingest
 from ragkv.ingest.progress import no_progress
 from ragkv.ingest.turns import IngestTurns
 from ragkv.types import Chunk, Document, Key
