@@ -76,7 +76,7 @@ def migrate(path: Path) -> None:
 
 
 def refuse_partial_page(path: Path, transaction: Transaction) -> None:
-    """Raise CatalogCorrupt where the last page of the file is torn and no log can mend it."""
+    """Raise CatalogCorrupt where the last page of the file is torn and no log may still hold it."""
     # SQLite fills a torn last page with zeros. If there is a write-ahead log, it may still hold the page.
     log = path.with_name(path.name + "-wal")
     torn = path.stat().st_size % transaction.exec_driver_sql("PRAGMA page_size").fetchone()[0]

@@ -41,9 +41,20 @@ class Engine:
 
     Attributes:
         settings: What it was made by.
-        model, store, catalog, retriever: What it was made of (opening.py); it closes them.
-        method, fingerprint, tiers, prefiller, chunks, sessions, graph_decoder, pooled_decoder, key_tier, decode_tier:
-            What was made of those; assembly.py says what each is.
+        model: The loaded model.
+        store: The KV store.
+        catalog: The catalogue.
+        retriever: Finds chunks. Store, catalogue and retriever are closed with the engine.
+        method: Name of the default method.
+        fingerprint: Of everything that makes stored KV valid.
+        tiers: The KV store with what is kept of it in memory.
+        prefiller: Prefills contexts and encodes chunks.
+        chunks: The KV of all chunks.
+        sessions: Conversations.
+        graph_decoder: Decodes densely by recorded graphs; None uses the model's forward.
+        pooled_decoder: Decodes under PSA over a pool of KV blocks; None without a pool.
+        key_tier: Where keys lie that a prefill reads.
+        decode_tier: Where keys lie that decoding reads.
         reuse_refused: Why the model must not reuse stored KV (self_test.py); "" when it may.
         reuse_policy: Decides whether stored KV is quicker than a full prefill, where neither the request nor the
             settings name a method; None where that was not measured, as on a CPU.
