@@ -37,7 +37,8 @@ from ragkv.api.observability.metrics import MetricsCollector
 from ragkv.api.observability.request_counters import RequestCounters
 from ragkv.api.openapi import add_security
 from ragkv.api.routes import description, mcp, router
-from ragkv.api.runtime.connections import Connections, protocol_options
+from ragkv.api.runtime.connection_count import Connections
+from ragkv.api.runtime.connections import protocol_options
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.runtime.peers import NoPeers
 from ragkv.api.runtime.rate_limits import RateLimiter, TenantLimits

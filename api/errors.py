@@ -48,7 +48,8 @@ from ragkv.errors import (
     TooLarge,
     is_out_of_memory,
 )
-from ragkv.ingest.jobs import JobFault, code_of
+from ragkv.ingest.job_entries import code_of
+from ragkv.ingest.jobs import JobFault
 
 logger = logging.getLogger("ragkv.api")
 

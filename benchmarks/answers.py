@@ -17,7 +17,8 @@ from itertools import cycle
 from benchmarks.natural import natural_sets, pages
 from benchmarks.prefill import Named
 from ragkv.engine.registry import FULL
-from ragkv.evaluation.quality import Progress, QualityOutcome, QualityParams, ask_all, context_tokens
+from ragkv.evaluation.quality import Progress, QualityParams, ask_all, context_tokens
+from ragkv.evaluation.quality_figures import QualityOutcome
 from ragkv.evaluation.sets import QuestionSet, SetQuestion, needle_sets
 from ragkv.evaluation.table import Row, rows
 from ragkv.model.decoder import DecoderModel

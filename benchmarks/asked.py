@@ -8,20 +8,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from benchmarks.backends import BACKENDS, chosen_backend, preferring, unless_full
 from benchmarks.roofline import Floors, Speeds, WorkCounter, floors, settled
 from benchmarks.shapes import random_tokens
 from benchmarks.tiered import TieredBenchStore
 from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.evidence import window_vectors
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.reuse_policy import ReusePolicy, expected_work, fit_reuse
-from ragkv.evaluation.evidence import RandomEvidence
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Method, recomputed_tokens
+from ragkv.recompute.evidence import BlockEvidence
 from ragkv.recompute.scout import Scout
 from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
+from ragkv.types import SEGMENT_BYTES
+
+TOKEN_BYTES, DIMENSION, WORDS = 4, 384, 8
+"""Of random evidence: bytes of a token, numbers of a vector as the packaged embedder's, words of a question."""
 
 CHUNKS, TRIAL, QUESTIONS = 0, 2**20, 2**21
 """First number of the random inputs of each kind, so that no two inputs are the same."""
@@ -196,3 +205,34 @@ class AskedSample:
 def drawn(model: DecoderModel, length: int, seed: int, number: int) -> tuple[int, ...]:
     """Random token ids, without the first one of an input. Every number gives other ids."""
     return tuple(random_tokens(model, length + 1, seed * 2**24 + number)[1:])
+
+
+class RandomEvidence:
+    """Evidence in chunks of random tokens: as much work as in a service that knows them, and blocks as scattered.
+
+    Words are drawn, not looked for in texts, of which there are none.
+    """
+
+    def __init__(self, sizes: Sequence[int], block: int, seed: int):
+        """Draw segments.
+
+        Args:
+            sizes: Tokens of each chunk.
+            block: Tokens of a block.
+            seed: Of all that is drawn.
+        """
+        self._random = np.random.default_rng(seed)
+        self._vectors = list[Tensor]()
+        for size in sizes:
+            ends = TOKEN_BYTES * np.append(np.arange(block, size, block), size).astype(np.float64)
+            first, last = np.concatenate([[0.0, 0.0], ends[:-2]])[: len(ends)], np.append(ends[1:], ends[-1:])
+            shape = (-(-TOKEN_BYTES * size // SEGMENT_BYTES), DIMENSION)
+            segments = self._random.integers(-127, 128, shape, dtype=np.int8)
+            self._vectors.append(window_vectors(segments, np.stack([first, last])))
+
+    def find(self) -> list[BlockEvidence]:
+        """Return the evidence of a new random question in every chunk."""
+        vector = self._random.standard_normal(DIMENSION).astype(np.float32)
+        question = torch.from_numpy(vector / np.linalg.norm(vector))
+        words = [torch.from_numpy(self._random.random((len(mine), WORDS)) < 0.05) for mine in self._vectors]
+        return [BlockEvidence(mine @ question, found) for mine, found in zip(self._vectors, words, strict=True)]

@@ -17,9 +17,9 @@ import torch
 
 from benchmarks.decode import Named
 from benchmarks.grid import TextGrid, number, spread
+from ragkv.engine.policies import DENSE
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
-from ragkv.engine.registry import DENSE
 from ragkv.evaluation.decoded import DecodedAnswer, PairedScore, decode_answer, keys_read, paired_score
 from ragkv.evaluation.quality import Progress, check_fits
 from ragkv.evaluation.sets import QuestionSet, SetQuestion

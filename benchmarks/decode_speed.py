@@ -23,7 +23,7 @@ from benchmarks.grid import TextGrid, number
 from benchmarks.prefill import Tokens
 from ragkv.engine.decoding import decode_step
 from ragkv.engine.generation import Sampling, Sequence
-from ragkv.engine.registry import DENSE
+from ragkv.engine.policies import DENSE
 from ragkv.errors import InputError
 from ragkv.evaluation.quality import Progress
 from ragkv.model.decoder import DecoderModel

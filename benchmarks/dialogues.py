@@ -20,7 +20,8 @@ from ragkv.engine.decoding import decode
 from ragkv.engine.detokenizer import StopChecker
 from ragkv.engine.engine import Engine
 from ragkv.engine.generation import Sampling
-from ragkv.engine.needles import ASIDES, NeedleQuestion, make_needles
+from ragkv.engine.needle_words import ASIDES
+from ragkv.engine.needles import NeedleQuestion, make_needles
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.evaluation.score import exact_match
 from ragkv.ingest.pipeline import ingest

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.errors import InputError
-from ragkv.evaluation.quality import Asked, QualityFigures, QualityOutcome
+from ragkv.evaluation.quality import Asked
+from ragkv.evaluation.quality_figures import QualityFigures, QualityOutcome
 from ragkv.evaluation.sets import QuestionSet
 from ragkv.model.decoder import DecoderModel
 

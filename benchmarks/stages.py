@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from benchmarks.grid import TextGrid, number, spread
 from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.policies import DENSE, make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
-from ragkv.engine.registry import DENSE, FULL, make_decode_policy, make_method, make_prefill_policy
+from ragkv.engine.registry import FULL, make_method
 from ragkv.evaluation.decoded import DecodedAnswer, PairedScore, decode_answer, keys_read, paired_score
 from ragkv.evaluation.quality import Progress, check_fits
 from ragkv.evaluation.sets import QuestionSet, SetQuestion

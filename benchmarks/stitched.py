@@ -24,9 +24,10 @@ from benchmarks.prefill import Progress
 from benchmarks.roofline import settled
 from benchmarks.shapes import random_tokens
 from benchmarks.tiered import TieredBenchStore, tiered_bench_store
+from ragkv.engine.policies import DENSE, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
-from ragkv.engine.registry import DENSE, make_method, make_prefill_policy
+from ragkv.engine.registry import make_method
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.timing import StepTimer

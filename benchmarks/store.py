@@ -41,7 +41,7 @@ from ragkv.store.block_pool import BlockPool
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.format.layout import BlockRanges
 from ragkv.store.redis_link import connected_socket
-from ragkv.store.tiers import Tier, TierBytes
+from ragkv.store.tier import Tier, TierBytes
 from ragkv.types import Key
 
 Progress = Callable[[str, int, int], None]

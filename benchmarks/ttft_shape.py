@@ -32,8 +32,9 @@ from benchmarks.roofline import Floors, Speeds, device_name, speeds
 from benchmarks.shapes import random_tokens
 from benchmarks.tiered import TieredBenchStore, tiered_bench_store
 from ragkv.engine.crossover import KeyTier, key_tier
+from ragkv.engine.policies import DENSE, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
-from ragkv.engine.registry import DENSE, FULL, METHODS, make_method, make_prefill_policy
+from ragkv.engine.registry import FULL, METHODS, make_method
 from ragkv.engine.reuse_policy import CHUNKS as GATE_CHUNKS
 from ragkv.engine.reuse_policy import LENGTH as GATE_TOKENS
 from ragkv.engine.reuse_policy import ReusePolicy

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ragkv.errors import InputError, InvalidDocument, RagkvError
-from ragkv.ingest.pipeline import EMBED_BATCH, IngestEmbedder, IngestEngine, IngestOutcome, ingest_steps
+from ragkv.ingest.engine_contract import IngestEmbedder, IngestEngine
+from ragkv.ingest.outcomes import IngestOutcome
+from ragkv.ingest.pipeline import EMBED_BATCH, ingest_steps
 from ragkv.ingest.progress import ENDS, ChunkGroup, IngestProgress, IngestStep, PassageBatch
 from ragkv.types import Document
 

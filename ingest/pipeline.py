@@ -17,20 +17,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragkv.admin.quota import Quota
-from ragkv.catalog import Catalog, DocumentInfo, DocumentVersion, EmbedderIdentity, Passage
+from ragkv.catalog import Catalog, DocumentInfo, DocumentVersion, Passage
 from ragkv.errors import RagkvError
 from ragkv.ingest.budget import within
-from ragkv.ingest.chunker import PromptPiece, split_steps
+from ragkv.ingest.chunker import split_steps
+from ragkv.ingest.engine_contract import IngestEmbedder, IngestEngine
+from ragkv.ingest.outcomes import IngestOutcome, ReindexOutcome
 from ragkv.ingest.progress import (
     ENDS,
     ChunkGroup,
@@ -42,7 +42,7 @@ from ragkv.ingest.progress import (
     no_progress,
     run_to_end,
 )
-from ragkv.types import Chunk, Document, EmbeddedPassages, Key
+from ragkv.types import Chunk, Document, EmbeddedPassages
 
 __all__ = [
     "IngestEngine",
@@ -65,129 +65,6 @@ EMBED_BATCH = 32
 """Chunks that are embedded at once."""
 RENEW_SECONDS = 300.0
 """How often a long ingest renews its claim."""
-
-
-class IngestPrompt(PromptPiece, Protocol):
-    """The part of ragkv.model.prompt.Prompt that ingest needs."""
-
-    def of(self, collection: str) -> IngestPrompt:
-        """Return the pieces with the wrapper tokens of a collection."""
-        ...
-
-    def reader(self, fingerprint: str) -> str:
-        """Name the model and the wrapper tokens that read documents."""
-        ...
-
-
-class IngestModel(Protocol):
-    """The part of the model that ingest needs."""
-
-    @property
-    def prompt(self) -> IngestPrompt: ...
-
-
-class IngestEmbedder(Protocol):
-    """The part of ragkv.retrieval.Embedder that ingest needs."""
-
-    @property
-    def identity(self) -> EmbedderIdentity: ...
-
-    def encode_passages(self, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages: ...
-
-
-class IngestIndex(Protocol):
-    """The part of ragkv.retrieval.Retriever that ingest needs."""
-
-    @property
-    def embedder(self) -> IngestEmbedder: ...
-
-    def refresh(self, collection: str) -> None: ...
-
-    def changed(self, collection: str) -> None: ...
-
-    def save(self) -> None: ...
-
-
-class IngestEngine(Protocol):
-    """The part of ragkv.engine.engine.Engine that ingest needs."""
-
-    @property
-    def model(self) -> IngestModel: ...
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-    @property
-    def retriever(self) -> IngestIndex: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def chunk_tokens(self) -> int: ...
-
-    @property
-    def group_tokens(self) -> int: ...
-
-    @property
-    def split_seconds(self) -> float:
-        """Seconds of processor time that splitting a MiB of text may take."""
-        ...
-
-    @property
-    def quota(self) -> Quota: ...
-
-    def key(self, chunk: Chunk, collection: str) -> Key:
-        """Return the key of a chunk's KV."""
-        ...
-
-    def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
-        """Encode chunks, each with its collection, and begin to store their KV, unless it is stored already."""
-        ...
-
-    def is_writing(self, keys: Iterable[Key]) -> bool:
-        """Whether the KV of one of these chunks is still being written."""
-        ...
-
-    def finish_writes(self, keys: Iterable[Key]) -> None:
-        """Wait until the KV of these chunks is written."""
-        ...
-
-    def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
-        """Delete KV that no chunk refers to and that no claim other than `claim` holds."""
-        ...
-
-
-@dataclass(frozen=True)
-class IngestOutcome:
-    """The result of the ingest of one document.
-
-    Attributes:
-        document_id: Id of the document.
-        collection: Its collection.
-        status: Whether it is new, replaces an old version, or was there with the same content.
-        chunks: Chunks of the version that is now in the catalogue.
-        tokens: Tokens of these chunks.
-    """
-
-    document_id: str
-    collection: str
-    status: Literal["added", "replaced", "unchanged"]
-    chunks: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class ReindexOutcome:
-    """The result of a reindex.
-
-    Attributes:
-        embedded: Chunks that got new vectors.
-        reread: Documents that were split and encoded again for the present model.
-    """
-
-    embedded: int
-    reread: int
 
 
 def ingest(engine: IngestEngine, document: Document, progress: IngestProgress = no_progress) -> IngestOutcome:

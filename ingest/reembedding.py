@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ragkv.ingest.pipeline import IngestEngine
+from ragkv.ingest.engine_contract import IngestEngine
 
 BATCH = 4
 """Chunks that are embedded while questions wait."""

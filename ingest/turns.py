@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Generator, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from ragkv.ingest.engine_contract import IngestEngine
 from ragkv.ingest.groups import (
     MOST_TOGETHER,
     OpenDocument,
@@ -22,9 +23,10 @@ from ragkv.ingest.groups import (
     waiting_passages,
     waiting_tokens,
 )
-from ragkv.ingest.job_table import WaitingJob, owner_of
+from ragkv.ingest.job_queue import WaitingJob
+from ragkv.ingest.job_table import owner_of
 from ragkv.ingest.jobs import Jobs
-from ragkv.ingest.pipeline import EMBED_BATCH, IngestEngine
+from ragkv.ingest.pipeline import EMBED_BATCH
 from ragkv.ingest.progress import IngestStep
 
 MOST_OPEN = 4

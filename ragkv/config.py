@@ -9,9 +9,10 @@ import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -24,8 +25,29 @@ from ragkv.errors import ConfigError
 
 SECRETS = Path("/run/secrets")
 """Where containers find secrets: a file for each, with the name of the environment variable in lower case."""
-REPLACED = {"OCR_SECONDS": "OCR_PAGES", "REPLICA_REQUESTS": "BATCH"}
-"""Settings that there were, with the one that each follows from now."""
+OCR_PAGES = 50
+"""Pages of one PDF that OCR may read where `ocr` is true."""
+_TENANTS = "write RAGKV_OIDC_TENANTS='CLAIM: TENANT, VALUE=TENANT'"
+_ROLES = "write RAGKV_OIDC_ROLES='CLAIM: VALUE=reader, VALUE=writer'"
+_ISSUER = "write RAGKV_OIDC_ISSUER='ISSUER AUDIENCE', with the address of the keys behind them where one is needed"
+RETIRED = {
+    "ENCODE_WAIT": "it is always 4: unset it",
+    "MAX_REPLICAS": "write RAGKV_REPLICAS=2-8",
+    "OCR_PAGES": "write RAGKV_OCR=50",
+    "OCR_SECONDS": "a page has 12 s: write RAGKV_OCR=50 for 50 pages",
+    "OIDC_AUDIENCE": _ISSUER,
+    "OIDC_JWKS_URL": _ISSUER,
+    "OIDC_LEEWAY": "it is always 60: unset it",
+    "OIDC_READERS": _ROLES,
+    "OIDC_ROLE_CLAIM": _ROLES,
+    "OIDC_TENANT_CLAIM": _TENANTS,
+    "OIDC_WRITERS": _ROLES,
+    "PAGED": "write RAGKV_GRAPHS=paged",
+    "PREFIX_CACHE_BYTES": "write RAGKV_CONVERSATION_BYTES, which bounds it as well",
+    "REPLICA_REQUESTS": "it follows from RAGKV_BATCH",
+    "ROOT_PATH": "write RAGKV_PUBLIC_URL with the path, as in https://example.org/ragkv",
+}
+"""Settings that there were, with what to do instead."""
 
 
 def bundled_models() -> Path:
@@ -70,8 +92,11 @@ class ModelSettings(_Part):
         "8.9 or newer.",
     )
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: as many as the process may use.")
-    graphs: bool = Field(
-        True, description="On a GPU, decode densely and read few rows by recorded CUDA graphs, a launch for each."
+    graphs: bool | Literal["paged"] = Field(
+        True,
+        description="On a GPU, decode densely and read few rows by recorded CUDA graphs, a launch for each. `paged`: "
+        "also decode over stored blocks where they lie in GPU memory, shared by all answers that read the same chunk; "
+        "needs RAGKV_GPU_BYTES.",
     )
 
 
@@ -94,13 +119,6 @@ class StoreSettings(_Part):
     )
     store_bytes: int = Field(0, ge=0, description="Bytes the disk store may hold; the least used go; 0: any number.")
     store_timeout: float = Field(0.25, gt=0, description="Seconds a store may take to connect.")
-    encode_wait: float = Field(
-        4.0,
-        ge=0,
-        le=1e6,
-        description="A chunk that another process is encoding is waited for this many times as long as encoding takes "
-        "here, at least a second; 0: it is encoded here as well.",
-    )
     host_bytes: int = Field(512 * 2**20, ge=0, description="Host memory for KV kept between questions, in bytes.")
     gpu_bytes: int = Field(2**30, ge=0, description="GPU memory for the same, where the model is on one.")
 
@@ -135,11 +153,6 @@ class AnswerSettings(_Part):
         description="Pool of KV blocks where the model computes, in bytes; contexts decoded under psa then lie in host "
         "memory; 0: no pool.",
     )
-    paged: bool = Field(
-        False,
-        description="Decode over stored blocks where they lie in GPU memory, shared by all answers that read the same "
-        "chunk; needs RAGKV_GPU_BYTES.",
-    )
     speculation: bool | Literal["auto"] = Field(
         "auto",
         description="Draft tokens that an answer quotes from its prompt, and verify several in one pass, where "
@@ -149,10 +162,10 @@ class AnswerSettings(_Part):
     max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")
     max_question_tokens: int = Field(2048, ge=1, description="Longest question, in tokens.")
     conversation_bytes: int = Field(
-        256 * 2**20, ge=0, description="Memory for conversations kept between their turns, in bytes; 0 keeps none."
-    )
-    prefix_cache_bytes: int = Field(
-        512 * 2**20, ge=0, description="Memory for KV that full:prefix=true uses again, in bytes; 0 keeps none."
+        256 * 2**20,
+        ge=0,
+        description="Memory for conversations kept between their turns, in bytes, and as much for KV that "
+        "full:prefix=true uses again; 0 keeps none.",
     )
 
 
@@ -183,11 +196,17 @@ class IngestSettings(_Part):
         30.0, gt=0, le=3600, description="Seconds that parsing one file may take, and splitting each MiB of a text."
     )
     parse_bytes: int = Field(2**30, ge=2**27, description="Memory that it may take, in bytes of address space.")
-    ocr: bool = Field(False, description="Read scanned pages of PDFs by OCR; needs `ragkv[ocr]`.")
-    ocr_pages: int = Field(
-        50, ge=1, le=10_000, description="Pages of one PDF that OCR may read; parsing may take 12 seconds for each."
+    ocr: bool | Annotated[int, Field(ge=2, le=10_000)] = Field(
+        False,
+        description="Read scanned pages of PDFs by OCR: `true`, up to 50 of a PDF, or how many; parsing may take 12 "
+        "seconds for each. Needs `ragkv[ocr]`.",
     )
     collection_bytes: int = Field(0, ge=0, description="Bytes of KV a collection may hold; 0: any number.")
+
+    @property
+    def ocr_pages(self) -> int:
+        """Pages of one PDF that OCR may read; 0: no OCR."""
+        return OCR_PAGES if self.ocr is True else int(self.ocr)
 
 
 class ViewSettings(_Part):
@@ -217,12 +236,9 @@ class ServingSettings(_Part):
         "any; empty: no other, or any where there are API keys.",
     )
     public_url: str = Field(
-        "", description="Address under which users reach `ragkv serve`, where it is not that of host and port."
-    )
-    root_path: str = Field(
         "",
-        description="Path below which a proxy serves `ragkv serve`, such as /ragkv; empty: that of `public_url`. A "
-        "proxy may name another one in X-Forwarded-Prefix.",
+        description="Address under which users reach `ragkv serve`, where it is not that of host and port. With a "
+        "path, such as https://example.org/ragkv, a proxy serves it below that, or below X-Forwarded-Prefix.",
     )
     origins: str = Field(
         "",
@@ -247,15 +263,12 @@ class ServingSettings(_Part):
     connections: int = Field(
         256, ge=0, description="Connections that one address may have to `ragkv serve` at a time; 0: any number."
     )
-    replicas: int = Field(
-        0,
-        ge=0,
-        le=1000,
-        description="Processes of `ragkv serve` that answer, each with its own model; 0: one, without Ray. Needs "
-        "`ragkv[ray]`.",
-    )
-    max_replicas: int = Field(
-        0, ge=0, le=1000, description="Most replicas; more are started under load. 0: always as many as `replicas`."
+    replicas: str = Field(
+        "0",
+        pattern=r"^[0-9]{1,3}(-[0-9]{1,3})?$",
+        coerce_numbers_to_str=True,
+        description="Processes of `ragkv serve` that answer, each with its own model: a number, or `2-8`, as many of "
+        "them as the load needs; 0: one, without Ray. Needs `ragkv[ray]`.",
     )
     ray_address: str = Field(
         "",
@@ -276,30 +289,57 @@ class ServingSettings(_Part):
         False, description="Send OpenTelemetry traces, to where the OTEL_* variables say; needs `ragkv[otel]`."
     )
 
+    @field_validator("replicas")
+    @classmethod
+    def _in_order(cls, replicas: str) -> str:
+        least, _, most = replicas.partition("-")
+        if most and int(most) < int(least):
+            raise ValueError(f"{replicas} has more replicas before the hyphen than behind it")
+        return replicas
+
+    @property
+    def replica_counts(self) -> tuple[int, int]:
+        """The fewest and the most replicas; (0, 0) where there are none."""
+        least, _, most = self.replicas.partition("-")
+        return max(int(least), min(1, int(most or 0))), int(most or least)
+
 
 class SignInSettings(_Part):
     """Tokens of an OpenID Connect issuer that `ragkv serve` accepts beside API keys, and the audit log."""
 
     oidc_issuer: str = Field(
-        "", description="Issuer of OpenID Connect whose tokens `ragkv serve` accepts; empty: none. Needs `ragkv[sso]`."
+        "",
+        description="Issuer of OpenID Connect whose tokens `ragkv serve` accepts, what their claim `aud` must name, "
+        "and the address of the issuer's keys where that is on another origin, with a space between them; empty: none. "
+        "Needs `ragkv[sso]`.",
     )
-    oidc_audience: str = Field("", description="What the claim `aud` of a token must name.")
-    oidc_jwks_url: str = Field(
-        "", description="Address of the issuer's keys; empty: as its discovery document says, if that is on its origin."
-    )
-    oidc_tenant_claim: str = Field("tenant", description="Claim that names the tenant; dots lead into nested claims.")
     oidc_tenants: str = Field(
         "",
-        description="Tenants that tokens may name, comma separated: `tenant`, or `value=tenant` where the claim has "
-        "another value.",
+        description="Claim that names the tenant, a colon, and the tenants that tokens may name, comma separated: "
+        "`tenant`, or `value=tenant` where the claim has another value. Without a colon the claim is `tenant`; dots "
+        "lead into nested claims.",
     )
-    oidc_role_claim: str = Field("roles", description="Claim with the roles: a list, or words; dots as above.")
-    oidc_readers: str = Field("reader", description="Values of that claim, comma separated, that make a reader.")
-    oidc_writers: str = Field("writer", description="Values of that claim, comma separated, that make a writer.")
-    oidc_leeway: int = Field(60, ge=0, le=600, description="Seconds by which the clocks of issuer and service differ.")
+    oidc_roles: str = Field(
+        "roles: reader, writer",
+        description="Claim with the roles, a colon, and the roles, comma separated: `reader` and `writer`, or "
+        "`value=reader` where the claim has another value. The claim is a list, or words; dots as above.",
+    )
     audit_log: str = Field(
         "", description="File to which a JSON line is appended for each ingest and deletion; empty: only the log."
     )
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _three_words(cls, issuer: str) -> str:
+        if len(issuer.split()) > 3:
+            raise ValueError("more than the issuer, its audience and the address of its keys")
+        return issuer
+
+    @property
+    def issuer(self) -> tuple[str, str, str]:
+        """Address of the issuer, audience, and address of the issuer's keys; "" for what is not given."""
+        address, audience, keys, *_ = (*self.oidc_issuer.split(), "", "", "")
+        return address, audience, keys
 
 
 class ClientSettings(_Part):
@@ -338,6 +378,11 @@ class Settings(
         description="Where the catalogue is: empty: in a file of `data`, or "
         "postgresql+psycopg://user:password@host/name, for several machines; needs `ragkv[postgres]`.",
     )
+
+    @property
+    def paged(self) -> bool:
+        """Whether answers read stored blocks in place."""
+        return self.graphs == "paged"
 
     @property
     def catalog_address(self) -> Path | str:
@@ -380,27 +425,36 @@ def load_settings(**given: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"settings: {faults}") from None
+        raise ConfigError(f"settings: {'; '.join(map(_fault, error.errors()))}") from None
     except ValueError as error:
         raise ConfigError(f"ragkv.toml: {error}") from None
 
 
-def unknown_variables() -> list[tuple[str, str]]:
-    """Return (name, nearest setting) of each variable or secret that looks like a setting and is none.
+def _fault(error: ErrorDetails) -> str:
+    """Name a wrong setting and what is wrong with it."""
+    name = ".".join(map(str, error["loc"]))
+    retired = RETIRED.get(name.upper()) if error["type"] == "extra_forbidden" else None
+    return f"{name}: {retired or error['msg']}"
 
-    The nearest setting is "" where none is near. An unknown key of ragkv.toml is refused.
+
+def unknown_variables() -> list[tuple[str, str]]:
+    """Return (name, what to do instead) of each variable or secret that looks like a setting and is none.
+
+    An unknown key of ragkv.toml is refused.
     """
     known = [name.upper() for name in Settings.model_fields]
     files = SECRETS.glob("ragkv_*") if os.access(SECRETS, os.R_OK | os.X_OK) else ()
     given = {name for name in (*os.environ, *(file.name for file in files)) if name.upper().startswith("RAGKV_")}
     strange = {name: name.upper().removeprefix("RAGKV_") for name in sorted(given)}
-    near = {
-        name: [REPLACED[bare]] if bare in REPLACED else get_close_matches(bare, known, 1)
-        for name, bare in strange.items()
-        if bare not in known
-    }
-    return [(name, f"RAGKV_{found[0]}" if found else "") for name, found in near.items()]
+    return [(name, _instead(bare, known)) for name, bare in strange.items() if bare not in known]
+
+
+def _instead(bare: str, known: list[str]) -> str:
+    """Return what to do instead of a setting that there is not."""
+    if bare in RETIRED:
+        return RETIRED[bare]
+    near = get_close_matches(bare, known, 1)
+    return f"did you mean RAGKV_{near[0]}?" if near else "see docs/settings.md"
 
 
 def offer_environment(variables: Mapping[str, str]) -> None:

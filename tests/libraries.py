@@ -10,6 +10,7 @@ from ragkv.cli.samples import samples_folder
 from ragkv.config import load_settings
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.engine import Engine
+from ragkv.engine.opening import OpenedParts
 from ragkv.ingest.loader import load
 from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
@@ -38,7 +39,7 @@ def open_engine(data: Path, model: DecoderModel, embedder: Embedder, **settings:
     chosen = load_settings(**{"data": data, "host_bytes": 0, **settings})
     store = open_store(chosen.store, chosen.data, chosen.store_timeout, chosen.store_ttl, chosen.store_bytes)
     catalog = Catalog.open(chosen.data / "catalog.sqlite")
-    return Engine(chosen, model, store, catalog, Retriever(catalog, embedder, chosen.data / "index"))
+    return Engine(chosen, OpenedParts(model, store, catalog, Retriever(catalog, embedder, chosen.data / "index")))
 
 
 def open_library(

@@ -15,6 +15,7 @@ import transformers
 from ragkv.catalog import Catalog
 from ragkv.config import Settings, load_settings
 from ragkv.engine.engine import Engine
+from ragkv.engine.opening import OpenedParts
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import Profile, load_profile
 from ragkv.retrieval import Retriever
@@ -46,4 +47,5 @@ def quick_engine(data: Path, model: str = "quick", **settings: object) -> Engine
     chosen = quick_settings(data, **settings)
     store = open_store(chosen.store, chosen.data, chosen.store_timeout, chosen.store_ttl, chosen.store_bytes)
     catalog = Catalog.open(chosen.catalog.get_secret_value() or chosen.data / "catalog.sqlite")
-    return Engine(chosen, quick_model(model), store, catalog, Retriever(catalog, WordEmbedder(), chosen.data / "index"))
+    retriever = Retriever(catalog, WordEmbedder(), chosen.data / "index")
+    return Engine(chosen, OpenedParts(quick_model(model), store, catalog, retriever))

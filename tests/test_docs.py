@@ -21,16 +21,8 @@ from benchmarks.commands import bench as benchmarks
 from ragkv import __version__
 from ragkv.cli import app
 from ragkv.config import Settings
-from ragkv.engine.registry import (
-    DECODE_NAMES,
-    DECODES,
-    FULL,
-    METHOD_NAMES,
-    METHODS,
-    PREFILL_NAMES,
-    PREFILLS,
-    FullPrefill,
-)
+from ragkv.engine.policies import DECODE_NAMES, DECODES, PREFILL_NAMES, PREFILLS
+from ragkv.engine.registry import FULL, METHOD_NAMES, METHODS, FullPrefill
 from ragkv.model.source import ADAPTER_NAME, NAME
 
 README_LINES = 120

@@ -27,7 +27,7 @@ from benchmarks.kernels import KernelParams
 from benchmarks.shapes import find_shape, random_model, random_tokens
 from benchmarks.stitched import StitchedParams
 from benchmarks.ttft_shape import ShapeParams, ttft_shape
-from ragkv.engine.registry import make_decode_policy
+from ragkv.engine.policies import make_decode_policy
 from ragkv.model.decoder import DecoderModel
 
 SHAPE, OTHERS = "llama-3.1-8b", ("mistral-7b", "qwen2.5-3b")

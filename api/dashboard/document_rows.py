@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragkv.api.dashboard.formatting import NONE, count, duration, size
-from ragkv.api.runtime.catalog_service import KVSizes
+from ragkv.api.runtime.kv_estimates import KVSizes
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.catalog import DocumentInfo
 from ragkv.ingest.jobs import IngestJob

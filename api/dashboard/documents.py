@@ -198,8 +198,10 @@ class DocumentsPage:
 
     def _rows(self, infos: list[DocumentInfo]) -> list[dict[str, Any]]:
         service = self._engine_thread.catalog_service
-        sizes = service.kv_sizes(infos)
-        return [document_row(info, size, service.question_saves(info)) for info, size in zip(infos, sizes, strict=True)]
+        sizes = service.kv.documents(infos)
+        return [
+            document_row(info, size, service.kv.question_saves(info)) for info, size in zip(infos, sizes, strict=True)
+        ]
 
     async def _offer_filters(self) -> None:
         """Offer the folders and tags of the collection, as far as its first documents have them."""
@@ -222,7 +224,7 @@ class DocumentsPage:
         if options != self._collection.options:
             self._collection.set_options(options)
         own = next((each for each in collections if each.name == self._inside), None)
-        kv = service.collection_kv(own) if own else None
+        kv = service.kv.collection(own) if own else None
         self._totals.set_text(
             f"{quantity(own.documents, 'document')} · {quantity(own.chunks, 'chunk')}"
             f" · {quantity(own.tokens, 'token')} · KV {size(kv.computed)} as computed, ≈ {size(kv.stored)} in the store"

@@ -16,8 +16,8 @@ from ragkv.api.dashboard.buttons import quiet_button
 from ragkv.api.dashboard.formatting import NONE, count, duration, size
 from ragkv.api.dashboard.passage_form import form_of
 from ragkv.api.runtime.answer_history import RecordedAnswer
-from ragkv.api.runtime.catalog_service import KVSizes
 from ragkv.api.runtime.engine_thread import EngineThread
+from ragkv.api.runtime.kv_estimates import KVSizes
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.catalog import DocumentInfo
 from ragkv.errors import NotFound
@@ -74,7 +74,7 @@ class DocumentViewer:
         except NotFound:
             ui.notify("This document is no longer stored.")
             return
-        (sizes,) = await to_thread.run_sync(service.kv_sizes, [info])
+        (sizes,) = await to_thread.run_sync(service.kv.documents, [info])
         used = await to_thread.run_sync(partial(answers_from, self._engine_thread, self._tenant, collection, id))
         self._dialog.clear()
         with self._dialog, ui.card().classes("viewer").props('role=document aria-label="Document"'):
@@ -90,7 +90,7 @@ class DocumentViewer:
                 with ui.tab_panel("Chunks"):
                     await _ChunkList(self._engine_thread, info).more()
                 with ui.tab_panel("Metadata"):
-                    saves = await to_thread.run_sync(service.question_saves, info)
+                    saves = await to_thread.run_sync(service.kv.question_saves, info)
                     _show_facts(_metadata(info, sizes, saves, self._tenant))
                 with ui.tab_panel("Version"):
                     _show_version(info)

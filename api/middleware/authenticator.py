@@ -64,6 +64,5 @@ def open_authenticator(settings: Settings) -> Authenticator:
             f"RAGKV_OIDC_ISSUER needs {error.name}, which is not installed: pip install 'joserfc>=1.8,<2', which "
             "is the extra ragkv[sso], or leave it unset"
         ) from None
-    return Authenticator(
-        keys, TokenVerifier(read_rules(sign_in, keys), IssuerKeys(sign_in.oidc_issuer, sign_in.oidc_jwks_url))
-    )
+    address, _, key_address = sign_in.issuer
+    return Authenticator(keys, TokenVerifier(read_rules(sign_in, keys), IssuerKeys(address, key_address)))

@@ -1,9 +1,9 @@
 """The keys of an OpenID Connect issuer: its discovery document names a key set, which is fetched and cached.
 
-Requests go to the configured issuer only: a key set on another origin needs RAGKV_OIDC_JWKS_URL, and redirects are not
-followed. Keys are fetched again when they are an hour old, and when a token names a key that is not among them. Two
-fetches are RETRY_SECONDS apart, so that made-up tokens cannot make the service ask the issuer without end. While the
-issuer is away the keys that are known stay valid for a day.
+Requests go to the configured issuer only: a key set on another origin needs its address in RAGKV_OIDC_ISSUER, and
+redirects are not followed. Keys are fetched again when they are an hour old, and when a token names a key that is not
+among them. Two fetches are RETRY_SECONDS apart, so that made-up tokens cannot make the service ask the issuer without
+end. While the issuer is away the keys that are known stay valid for a day.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class IssuerKeys:
         Raises:
             ConfigError: An address is not usable.
         """
-        _check_address(issuer, "RAGKV_OIDC_ISSUER")
+        _check_address(issuer)
         if jwks_url:
-            _check_address(jwks_url, "RAGKV_OIDC_JWKS_URL")
+            _check_address(jwks_url)
         self._issuer, self._jwks_url, self._clock = issuer, jwks_url, clock
         self._keys: KeySet | None = None
         self._fetched = self._tried = -1e9
@@ -115,7 +115,9 @@ class IssuerKeys:
             raise ValueError("its discovery document names another issuer")
         url = str(document["jwks_uri"])
         if _origin(url) != _origin(self._issuer):
-            raise ValueError("its keys are at another origin; set RAGKV_OIDC_JWKS_URL if that is right")
+            raise ValueError(
+                "its keys are at another origin; write their address into RAGKV_OIDC_ISSUER if that is right"
+            )
         return url
 
 
@@ -141,13 +143,13 @@ def _origin(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc.lower()
 
 
-def _check_address(url: str, setting: str) -> None:
+def _check_address(url: str) -> None:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if not host or parts.query or parts.fragment or parts.username is not None:
-        raise ConfigError(f"{setting}: {url!r} is no address such as https://login.example.org")
+        raise ConfigError(f"RAGKV_OIDC_ISSUER: {url!r} is no address such as https://login.example.org")
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
-        raise ConfigError(f"{setting}: {url!r} has to begin with https://; http is for issuers of this machine")
+        raise ConfigError(f"RAGKV_OIDC_ISSUER: {url!r} has to begin with https://; http is for issuers of this machine")
 
 
 def _told(error: Exception) -> str:

@@ -22,13 +22,15 @@ from joserfc.jws import JWSRegistry
 from ragkv.api.middleware.claims import check_claims
 from ragkv.api.middleware.issuer import IssuerKeys
 from ragkv.api.middleware.keys import Keys, is_tenant_name
-from ragkv.api.runtime.callers import Caller, Role
+from ragkv.api.runtime.callers import ROLES, Caller, Role
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.config import SignInSettings
 from ragkv.errors import ConfigError
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 """Algorithms whose verification needs no secret. `none` and HMAC are not among them."""
+LEEWAY = 60
+"""Seconds by which the clocks of issuer and service may differ."""
 _MOST_CHARACTERS = 16 * 1024
 
 logger = logging.getLogger("ragkv.api")
@@ -45,7 +47,6 @@ class TokenRules:
         tenants: Tenants by the value of that claim.
         role_claim: Claim with the roles.
         roles: Roles by the values of that claim.
-        leeway: Seconds by which clocks may differ.
     """
 
     issuer: str
@@ -54,7 +55,6 @@ class TokenRules:
     tenants: Mapping[str, str]
     role_claim: str
     roles: Mapping[str, Role]
-    leeway: int
 
 
 def read_rules(settings: SignInSettings, keys: Keys) -> TokenRules:
@@ -62,31 +62,25 @@ def read_rules(settings: SignInSettings, keys: Keys) -> TokenRules:
 
     Args:
         settings: The settings.
-        keys: The API keys. Their tenants may be named by tokens where `oidc_tenants` is empty.
+        keys: The API keys. Their tenants may be named by tokens where `oidc_tenants` names none.
 
     Raises:
         ConfigError: A setting is missing or invalid.
     """
-    if not settings.oidc_audience:
-        raise ConfigError("RAGKV_OIDC_AUDIENCE: name the audience of the tokens, else any token of the issuer would do")
-    tenants = dict(_tenant(entry) for entry in _entries(settings.oidc_tenants)) or {name: name for name in keys.tenants}
+    issuer, audience, _ = settings.issuer
+    if not audience:
+        raise ConfigError(
+            "RAGKV_OIDC_ISSUER: name the audience behind the issuer, else any token of the issuer would do"
+        )
+    tenant_claim, named = _read_claim("RAGKV_OIDC_TENANTS", settings.oidc_tenants, "tenant")
+    tenants = dict(map(_tenant, named)) or {name: name for name in keys.tenants}
     if not tenants:
         raise ConfigError("RAGKV_OIDC_TENANTS: name the tenants of the tokens, or nobody could use the service")
-    readers, writers = _entries(settings.oidc_readers), _entries(settings.oidc_writers)
-    if (not readers and not writers) or set(readers) & set(writers):
-        raise ConfigError("RAGKV_OIDC_READERS and RAGKV_OIDC_WRITERS: name different values of the claim")
-    roles: dict[str, Role] = {**dict.fromkeys(readers, "reader"), **dict.fromkeys(writers, "writer")}
-    if not settings.oidc_tenant_claim or not settings.oidc_role_claim:
-        raise ConfigError("RAGKV_OIDC_TENANT_CLAIM and RAGKV_OIDC_ROLE_CLAIM: name a claim each")
-    return TokenRules(
-        settings.oidc_issuer,
-        settings.oidc_audience,
-        settings.oidc_tenant_claim,
-        tenants,
-        settings.oidc_role_claim,
-        roles,
-        settings.oidc_leeway,
-    )
+    role_claim, named = _read_claim("RAGKV_OIDC_ROLES", settings.oidc_roles, "roles")
+    pairs = set(map(_role, named))
+    if not pairs or len(dict(pairs)) < len(pairs):
+        raise ConfigError("RAGKV_OIDC_ROLES: name a value of the claim for a role, and no value for both roles")
+    return TokenRules(issuer, audience, tenant_claim, tenants, role_claim, dict(pairs))
 
 
 class TokenVerifier:
@@ -102,7 +96,7 @@ class TokenVerifier:
         # Issuers put further parameters into the header, which RFC 7515 tells us to ignore unless `crit` names them.
         self._registry = JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
         self._claims = jwt.JWTClaimsRegistry(
-            leeway=rules.leeway,
+            leeway=LEEWAY,
             iss={"essential": True, "value": rules.issuer},
             aud={"essential": True, "value": rules.audience},
             exp={"essential": True},
@@ -143,7 +137,7 @@ class TokenVerifier:
         if known is None or not roles:
             return None
         role: Role = "writer" if "writer" in roles else "reader"
-        return Caller(Tenant(known), subject, role, float(claims["exp"]) + self._rules.leeway)
+        return Caller(Tenant(known), subject, role, float(claims["exp"]) + LEEWAY)
 
 
 def _key_id(token: str) -> str | None:
@@ -165,16 +159,38 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def _entries(setting: str) -> list[str]:
-    return [entry.strip() for entry in setting.split(",") if entry.strip()]
+def _read_claim(setting: str, text: str, usual: str) -> tuple[str, list[tuple[str, str]]]:
+    """Read `CLAIM: name, value=name`.
+
+    Returns:
+        The claim, which is `usual` without a colon; (value, name) of each entry.
+
+    Raises:
+        ConfigError: Nothing stands before the colon.
+    """
+    claim, colon, names = f"{text} ".partition(": ")
+    if not colon:
+        claim, names = usual, text
+    if not claim.strip():
+        raise ConfigError(f"{setting}: name the claim before the colon")
+    entries = [entry.strip().rpartition("=") for entry in names.split(",") if entry.strip()]
+    return claim.strip(), [(value or name, name) for value, _, name in entries]
 
 
-def _tenant(entry: str) -> tuple[str, str]:
-    """Parse (value, tenant)."""
-    value, _, tenant = entry.rpartition("=")
-    if not is_tenant_name(tenant):
+def _tenant(entry: tuple[str, str]) -> tuple[str, str]:
+    """Check (value, tenant)."""
+    if not is_tenant_name(entry[1]):
         raise ConfigError(
-            f"RAGKV_OIDC_TENANTS: {entry!r} is neither tenant nor value=tenant; a tenant's name has 1 to 63 letters, "
-            "digits and hyphens"
+            f"RAGKV_OIDC_TENANTS: {entry[1]!r} is neither tenant nor value=tenant; a tenant's name has 1 to 63 "
+            "letters, digits and hyphens"
         )
-    return value or tenant, tenant
+    return entry
+
+
+def _role(entry: tuple[str, str]) -> tuple[str, Role]:
+    """Check (value, role)."""
+    value, name = entry
+    for role in ROLES:
+        if role == name:
+            return value, role
+    raise ConfigError(f"RAGKV_OIDC_ROLES: {name!r} is neither reader nor writer, nor VALUE=reader")

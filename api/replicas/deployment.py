@@ -163,14 +163,14 @@ def build_application(settings: Settings, gpus: int, cpus: float) -> serve.Appli
         cpus: CPUs that a replica is counted for.
     """
     serving = settings.part(ServingSettings)
-    least = max(1, serving.replicas)
+    least, most = (max(1, count) for count in serving.replica_counts)
     autoscaling: dict[str, Any] = {"num_replicas": least}
-    if serving.max_replicas > least:
+    if most > least:
         target = max(1.0, serving.batch / 2)  # a replica decodes so many together without delay
         autoscaling = {
             "autoscaling_config": {
                 "min_replicas": least,
-                "max_replicas": serving.max_replicas,
+                "max_replicas": most,
                 "target_ongoing_requests": target,
                 "upscale_delay_s": 10,
                 "downscale_delay_s": 300,

@@ -48,7 +48,6 @@ def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: 
         ConfigError: Ray is missing, the settings do not allow replicas, or the replicas do not start.
     """
     check_settings(settings)
-    settings = settings.model_copy(update={"replicas": max(1, settings.replicas)})
     offer_environment(RAY_ENVIRONMENT)
     if not settings.ray_address:
         # Who knows the token of Ray can run programs by it. This one is known to the processes of this service only.
@@ -65,7 +64,7 @@ def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: 
     address = address_of(settings, port)
     if warning := why_exposed(settings, address):
         console.print(f"WARNING: {warning}", style="bold red")
-    console.print(f"starting {settings.replicas} replicas; the API will be at {address}", style="dim")
+    console.print(f"starting {settings.replica_counts[0]} replicas; the API will be at {address}", style="dim")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         cpus = start_ray(settings, port)
@@ -95,7 +94,7 @@ def start_ray(settings: Settings, port: int) -> float:
     from ray import serve
     from ray.exceptions import RayError
 
-    most = max(settings.replicas, settings.max_replicas)
+    _, most = settings.replica_counts
     cpus = float(settings.threads or max(1, usable_processors() // most))
     joined: dict[str, Any] = {"namespace": "ragkv", "log_to_driver": True, "logging_level": logging.WARNING}
     own = {
@@ -129,10 +128,9 @@ def deploy(settings: Settings, cpus: float) -> None:
     from ragkv.api.replicas.deployment import NAME, build_application
 
     gpus = int(ray.cluster_resources().get("GPU", 0)) if settings.device != "cpu" else 0
-    if gpus and gpus < settings.replicas:
-        raise ConfigError(
-            f"{settings.replicas} replicas need as many GPUs, there are {gpus}; give fewer, or --device cpu"
-        )
+    least, _ = settings.replica_counts
+    if gpus and gpus < least:
+        raise ConfigError(f"{least} replicas need as many GPUs, there are {gpus}; give fewer, or --device cpu")
     if not settings.threads and not gpus:
         settings = settings.model_copy(update={"threads": int(cpus)})
     application = build_application(settings, min(1, gpus), cpus)

@@ -8,9 +8,5 @@ from ragkv.errors import ConfigError
 
 def check_settings(settings: Settings) -> None:
     """Raise ConfigError if these settings do not allow replicas."""
-    if settings.max_replicas and settings.max_replicas < settings.replicas:
-        raise ConfigError(
-            f"--max-replicas {settings.max_replicas} is less than --replicas {settings.replicas}; give a larger one"
-        )
     if settings.device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"every replica has a GPU of its own; --device {settings.device} needs `ragkv serve` alone")

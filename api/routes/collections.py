@@ -19,7 +19,7 @@ async def collections(engine_thread: EngineThreadDep, tenant: TenantDep) -> Resp
     """List the collections that have documents, by name."""
     service = engine_thread.catalog_service
     found = await run_in_threadpool(service.collections, tenant.inside(""))
-    return JSONResponse({"collections": [to_shown_collection(info, tenant, service.token_bytes) for info in found]})
+    return JSONResponse({"collections": [to_shown_collection(info, tenant, service.kv.token_bytes) for info in found]})
 
 
 @router.delete("/v1/collections/{name:path}", status_code=204, responses=PROBLEMS)

@@ -8,7 +8,8 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from ragkv.api.routes.dependencies import PROBLEMS, EngineThreadDep, PeersDep, TenantDep
-from ragkv.api.schemas.common import ConversationOut, Name
+from ragkv.api.schemas.common import Name
+from ragkv.api.schemas.service import ConversationOut
 
 router = APIRouter()
 

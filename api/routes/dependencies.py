@@ -19,7 +19,7 @@ from ragkv.api.runtime.callers import Caller
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.runtime.peers import Peers
 from ragkv.api.runtime.tenants import Tenant
-from ragkv.api.schemas.common import Problem
+from ragkv.api.schemas.service import Problem
 from ragkv.config import Settings
 
 POLL_SECONDS = 0.1

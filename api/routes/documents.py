@@ -24,18 +24,10 @@ from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.runtime.ingest_queue import enqueue
 from ragkv.api.runtime.removal import remove_document_of
 from ragkv.api.runtime.tenants import Tenant
-from ragkv.api.schemas.common import (
-    DocumentId,
-    DocumentIn,
-    Documents,
-    DocumentsIn,
-    FilterText,
-    Name,
-    Queued,
-    check_storable,
-)
+from ragkv.api.schemas.common import DocumentId, DocumentIn, Documents, DocumentsIn, FilterText, Name, check_storable
 from ragkv.api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, to_listed_document
 from ragkv.api.schemas.paging import read_place, write_place
+from ragkv.api.schemas.service import Queued
 from ragkv.catalog import DocumentOrder, SortField
 from ragkv.errors import InputError, NotFound
 from ragkv.ingest.jobs import IngestJob
@@ -166,7 +158,7 @@ async def documents(
     place, conditions = read_place(after, order), cast("Filter | None", filter)
     # One more than the limit is fetched, to know whether there is another page.
     found = await run_in_threadpool(service.page, inside, place, limit + 1, conditions, order)
-    sizes = await run_in_threadpool(service.kv_sizes, found[:limit])
+    sizes = await run_in_threadpool(service.kv.documents, found[:limit])
     page = [to_listed_document(info, tenant, size) for info, size in zip(found, sizes, strict=False)]
     following = write_place(order.place(found[limit - 1]), order) if len(found) > limit else None
     return JSONResponse({"documents": page, "after": following})
@@ -225,6 +217,6 @@ async def _show(
         info, text = await run_in_threadpool(service.whole, tenant.inside(collection), document_id)
     except NotFound:
         raise not_found(document_id, collection) from None
-    (size,) = await run_in_threadpool(service.kv_sizes, [info])
+    (size,) = await run_in_threadpool(service.kv.documents, [info])
     content = to_listed_document(info, tenant, size)
     return JSONResponse({**content, "text": text} if with_text else content)

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from ragkv.api.observability.readiness import readiness_checks
 from ragkv.api.routes.dependencies import PROBLEMS, READING, EngineThreadDep
-from ragkv.api.schemas.common import Readiness
+from ragkv.api.schemas.service import Readiness
 
 router = APIRouter()
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import anyio
 
 from ragkv.api.runtime.answer_history import AnswerHistory, RecordedAnswer, every
+from ragkv.api.runtime.kv_estimates import KVEstimates
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.api.runtime.undelivered import UndeliveredAnswers
 from ragkv.catalog import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder
@@ -38,32 +39,17 @@ PARSERS = 2
 """Uploaded files that are parsed at a time. Further ones wait; other requests do not."""
 WATCHERS = 64
 """Most clients that follow a job at a time."""
-QUESTION_TOKENS = 32
-"""Tokens of a usual question with its part of the prompt."""
 EXAMPLES = 4
 """Examples of questions that are offered for a collection."""
 _EXAMPLES = 64 * EXAMPLES
 """Most examples of all collections."""
 
 
-@dataclass(frozen=True)
-class KVSizes:
-    """Bytes of a document's KV.
-
-    Attributes:
-        computed: As the model computes it.
-        stored: As the store keeps it, without head records; 0 if the model may not reuse stored KV.
-    """
-
-    computed: int
-    stored: int
-
-
 class CatalogService:
     """Reads and removes documents, collections and recorded answers. Thread-safe.
 
     Attributes:
-        token_bytes: Bytes of KV of one token, as the model computes it.
+        kv: What the KV of documents takes and saves.
         max_document_bytes: Longest document.
         parsing: Limits the threads that parse files.
         allowed: What parsing one file may take.
@@ -72,7 +58,7 @@ class CatalogService:
     """
 
     def __init__(self, engine: Engine, jobs: Jobs, history: AnswerHistory):
-        self.token_bytes = engine.model.token_bytes
+        self.kv = KVEstimates(engine)
         limits = engine.settings.part(IngestSettings)
         self.max_document_bytes = limits.max_document_bytes
         self.parsing = anyio.CapacityLimiter(PARSERS)
@@ -81,9 +67,6 @@ class CatalogService:
         self._examples = AnswerHistory(_EXAMPLES)
         self._prompt = engine.model.prompt
         self._reader = partial(reader_of, engine)
-        self._body_bytes, self._costs = engine.body_bytes, engine.costs
-        self._top_k = engine.settings.top_k
-        self._reuses = not engine.reuse_refused
         self._unreferenced: deque[Key] = deque()
         self.watchers = 0
         self.undelivered = UndeliveredAnswers(engine.catalog)
@@ -138,35 +121,6 @@ class CatalogService:
         """See Catalog.page."""
         return self._catalog.page(collection, after, limit, conditions, order)
 
-    def kv_sizes(self, infos: Sequence[DocumentInfo]) -> list[KVSizes]:
-        """Return the bytes of the KV of these documents of one collection."""
-        counts = self._catalog.token_counts(infos[0].collection, [info.id for info in infos]) if infos else {}
-        stored = [sum(map(self._body_bytes, counts.get(info.id, ()))) for info in infos]
-        return [KVSizes(info.tokens * self.token_bytes, size) for info, size in zip(infos, stored, strict=True)]
-
-    def collection_kv(self, info: CollectionInfo) -> KVSizes:
-        """Return the bytes of the KV of a collection; `stored` is estimated from the mean length of its chunks."""
-        mean = -(-info.tokens // info.chunks) if info.chunks else 0
-        return KVSizes(info.tokens * self.token_bytes, info.chunks * self._body_bytes(mean) if mean else 0)
-
-    def question_saves(self, info: DocumentInfo) -> float | None:
-        """Estimate the seconds to the first token that one question over a document saves, by the costs measured here.
-
-        A question reads as many of its chunks as are retrieved, at most all. A full prefill reads their tokens; stored
-        KV has to be loaded, here as a whole, which a method that chooses blocks does not do.
-
-        Returns:
-            None where nothing was measured, or the model reuses no KV.
-        """
-        chunks = min(info.chunks, self._top_k)
-        tokens = info.tokens * chunks // max(1, info.chunks)
-        full = self._costs.full(tokens + QUESTION_TOKENS) - self._costs.full(QUESTION_TOKENS)
-        if not self._reuses or full <= 0:
-            return None
-        mean = tokens // chunks if chunks else 0
-        load = self._costs.load.at(chunks * self._body_bytes(mean)) if mean else 0.0
-        return max(0.0, full - load) / 1000
-
     def read_again(self, collection: str, document_ids: Sequence[str]) -> list[Document]:
         """Let these documents be ingested again; return them as they are stored. Those that are gone are left out."""
         found = []
@@ -205,7 +159,7 @@ class CatalogService:
         if not limit:
             return
         owned = self._catalog.collections(f"{tenant.name}:" if tenant.name else "")
-        used = self.token_bytes * sum(each.tokens for each in owned)
+        used = self.kv.token_bytes * sum(each.tokens for each in owned)
         if used >= limit:
             raise QuotaExceeded(
                 f"all documents together hold {used} bytes of KV, the limit is {limit}; remove some first"

@@ -23,8 +23,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -34,6 +32,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from ragkv.api.errors import MEDIA_TYPE, Fault
+from ragkv.api.runtime.connection_count import Connections
 from ragkv.api.runtime.request_heads import HEAD_BYTES, TOO_LARGE, check_head, origin_form
 
 HEAD_SECONDS = 8.0
@@ -48,50 +47,12 @@ would hold up everybody for half a second."""
 LINGER_BYTES = 64 * 2**20
 LINGER_SECONDS = 8.0
 QUIET_SECONDS = 1.0
-LOG_SECONDS = 60.0
-"""Least time between two log lines about refused connections."""
 
 _CODING = Fault(400, "the only transfer coding is chunked", "transfer_coding")
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 logger = logging.getLogger("ragkv.api")
-
-
-class Connections:
-    """The open connections of a service, by the address of the client.
-
-    Attributes:
-        most: Connections that one address may have; 0 for any number.
-        refused: Connections over that number since the start.
-    """
-
-    def __init__(self, most: int):
-        self.most, self.refused = most, 0
-        self._open: Counter[str] = Counter()
-        self._logged = (0, 0.0)
-
-    def __len__(self) -> int:
-        return self._open.total()
-
-    def add(self, client: str) -> bool:
-        """Count a connection. Return whether the client may have it."""
-        self._open[client] += 1
-        if not self.most or self._open[client] <= self.most:
-            return True
-        self.refused += 1
-        count, when = self._logged
-        if not count or time.monotonic() - when >= LOG_SECONDS:
-            new = self.refused - count
-            logger.warning("%d connections over RAGKV_CONNECTIONS (%d), the last one from %s", new, self.most, client)
-            self._logged = self.refused, time.monotonic()
-        return False
-
-    def drop(self, client: str) -> None:
-        """Stop to count a connection."""
-        self._open[client] -= 1
-        if not self._open[client]:
-            del self._open[client]
 
 
 class StrictConnection(h11.Connection):

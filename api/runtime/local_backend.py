@@ -38,7 +38,8 @@ from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.errors import InputError, NotFound, RagkvError
 from ragkv.ingest.groups import ingest_all
-from ragkv.ingest.jobs import Jobs, code_of
+from ragkv.ingest.job_entries import code_of
+from ragkv.ingest.jobs import Jobs
 from ragkv.ingest.loader import checked
 from ragkv.ingest.pipeline import remove
 from ragkv.ingest.progress import Paused, Stage

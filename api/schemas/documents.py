@@ -14,7 +14,7 @@ from ragkv.ingest.jobs import IngestJob
 from ragkv.types import Chunk
 
 if TYPE_CHECKING:
-    from ragkv.api.runtime.catalog_service import KVSizes  # imports torch, which `ragkv mcp --url` does without
+    from ragkv.api.runtime.kv_estimates import KVSizes  # imports torch, which `ragkv mcp --url` does without
 
 
 class Content(Body):

@@ -137,7 +137,7 @@ def decode(
 
 def _named(specs: Sequence[str], profile: Profile, device: torch.device) -> list[Named]:
     from ragkv.engine.crossover import key_tier
-    from ragkv.engine.registry import make_decode_policy
+    from ragkv.engine.policies import make_decode_policy
 
     made = [(spec, make_decode_policy(spec, profile, key_tier(device))) for spec in dict.fromkeys(specs)]
     return [(spec, each) for spec, each in made if each is not None]

@@ -129,7 +129,7 @@ def prefill(
 
 
 def _policies(specs: Sequence[str] | None, model: DecoderModel) -> list[Named]:
-    from ragkv.engine.registry import DENSE, PREFILL_NAMES, make_prefill_policy
+    from ragkv.engine.policies import DENSE, PREFILL_NAMES, make_prefill_policy
 
     made = [
         (spec, make_prefill_policy(spec, model.profile))

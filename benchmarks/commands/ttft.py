@@ -91,7 +91,7 @@ def ttft(
     if (tier == "redis") != bool(store):
         raise typer.BadParameter("--tier redis and --store redis://host:port/db go together", param_hint="--store")
     from benchmarks import ttft_shape
-    from ragkv.engine.registry import DENSE
+    from ragkv.engine.policies import DENSE
 
     shaped = ttft_shape.ShapeParams(
         chunk_tokens=chunk_tokens or SHAPE_CHUNK_TOKENS,

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import torch
 
+from benchmarks.asked import RandomEvidence
 from benchmarks.peers.load import LoadedQuestion
 from benchmarks.tiered import TieredBenchStore
 from ragkv.engine.batch import Batch
@@ -21,7 +22,6 @@ from ragkv.engine.generation import Sampling
 from ragkv.engine.generation import Sequence as Answer
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
-from ragkv.evaluation.evidence import RandomEvidence
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import WIDEST, GraphDecoder
 from ragkv.model.kv_cache import ContextCache

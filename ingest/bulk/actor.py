@@ -18,8 +18,9 @@ from ragkv.config import Settings
 from ragkv.errors import InputError, RagkvError, StoreUnavailable
 from ragkv.ingest.bulk.journal import MOST_ATTEMPTS, BulkOutcome
 from ragkv.ingest.bulk.reading import COLUMN, decode_item, texts_of
+from ragkv.ingest.engine_contract import IngestEngine
 from ragkv.ingest.groups import ingest_all
-from ragkv.ingest.pipeline import IngestEngine, IngestOutcome
+from ragkv.ingest.outcomes import IngestOutcome
 from ragkv.ingest.progress import no_progress
 from ragkv.types import Document
 

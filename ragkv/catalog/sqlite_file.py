@@ -6,7 +6,6 @@ This file, derived.py and full_text.py hold what only SQLite has: PRAGMA, trigge
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import threading
 import time
@@ -14,26 +13,29 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from sqlalchemy import NullPool, create_engine
-from sqlalchemy.dialects import sqlite
-
 from ragkv.catalog import database, derived, full_text, migrations, spans
 from ragkv.catalog.database import Database, GiveWay, nothing_gives_way
 from ragkv.catalog.listener import POLL_SECONDS
+from ragkv.catalog.sqlite_schema import (
+    APPLICATION_ID,
+    DIALECT,
+    VERSION,
+    connect,
+    corrupt,
+    create_tables,
+    migrate,
+    refuse_leftovers,
+    refuse_partial_page,
+)
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import CatalogClosed, CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
 
-APPLICATION_ID = 0x7261676B  # "ragk"; it distinguishes catalogues from other SQLite files
-VERSION = 2
-"""Raised where an older ragkv must not open the file any more. Other changes are migrations. 2: the triggers of the
-word index need a function of this ragkv."""
 OLDEST_TABLES = frozenset({"facts", "collections", "documents", "chunks", "vectors", "jobs", "job_documents"})
 """Tables that every release has written."""
 
 logger = logging.getLogger(__name__)
 
 _HEADER = b"SQLite format 3\0"
-_DIALECT = sqlite.dialect(paramstyle="qmark")
 
 # SQLite's error codes when the disk, a quota or a file size limit stops a write.
 _NO_ROOM = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_SHMSIZE})
@@ -72,9 +74,9 @@ class SqliteFile(Database):
             path.parent.mkdir(parents=True, exist_ok=True)
             opened._make_room()  # a reader, too, needs some: for the file of the index of the log
             if not path.exists():
-                _refuse_leftovers(path)
+                refuse_leftovers(path)
                 with opened._translate_errors():
-                    _create(path)
+                    create_tables(path)
             opened._check()
         except OSError as error:
             opened.close()
@@ -108,7 +110,7 @@ class SqliteFile(Database):
         """See `Database.check`. A new connection reads the file's first page, which others have in memory."""
         super().check()
         with self._translate_errors():  # not by open(): closing a file drops the locks that SQLite has on it
-            connection = _connect(self.path)
+            connection = connect(self.path)
             try:
                 connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             finally:
@@ -117,7 +119,7 @@ class SqliteFile(Database):
     def change_signal(self) -> FileSignal:
         """Return what wakes a listener when the file changes."""
         with self._translate_errors():
-            return FileSignal(_connect(self.path))
+            return FileSignal(connect(self.path))
 
     def close(self) -> None:
         """Close idle connections now, and connections in use when their transactions end."""
@@ -137,7 +139,7 @@ class SqliteFile(Database):
                 connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             connection.execute(begin)
             try:
-                yield Transaction(connection, _DIALECT)
+                yield Transaction(connection, DIALECT)
                 connection.execute("COMMIT")
             except BaseException:
                 # After some errors, such as a full disk, SQLite has already rolled back.
@@ -156,7 +158,7 @@ class SqliteFile(Database):
             super().check()
             if self._idle:
                 return self._idle.pop()
-        return _connect(self.path)
+        return connect(self.path)
 
     def _release(self, connection: sqlite3.Connection) -> None:
         with self._pool_lock:
@@ -169,9 +171,9 @@ class SqliteFile(Database):
         """Refuse a damaged or foreign file, migrate it, and rebuild derived tables that are damaged or missing."""
         with self.path.open("rb") as file:
             if file.read(len(_HEADER)) != _HEADER:
-                raise _corrupt(self.path, "it does not begin like an SQLite file")
+                raise corrupt(self.path, "it does not begin like an SQLite file")
         with self.read() as transaction:
-            _refuse_partial_page(self.path, transaction)
+            refuse_partial_page(self.path, transaction)
             application_id = transaction.exec_driver_sql("PRAGMA application_id").fetchone()[0]
             version = transaction.exec_driver_sql("PRAGMA user_version").fetchone()[0]
             found = transaction.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")
@@ -180,7 +182,7 @@ class SqliteFile(Database):
             messages = [row[0] for row in transaction.exec_driver_sql("PRAGMA quick_check(10)")]
         problems = [message for message in messages if message != "ok" and "FTS5" not in message]
         if problems:
-            raise _corrupt(self.path, problems[0])
+            raise corrupt(self.path, problems[0])
         if application_id != APPLICATION_ID:
             raise ConfigError(
                 f"{self.path} is an SQLite file of another program", "move it away, or set RAGKV_DATA to another folder"
@@ -188,10 +190,10 @@ class SqliteFile(Database):
         if version > VERSION:
             raise ConfigError(f"{self.path} was written by a newer ragkv (schema {version}, known: {VERSION})")
         if not tables >= OLDEST_TABLES:
-            raise _corrupt(self.path, "tables are missing")
+            raise corrupt(self.path, "tables are missing")
         if self._revision() != migrations.HEAD:
             with self._translate_errors():
-                _migrate(self.path)
+                migrate(self.path)
         with self.read() as transaction:
             migrations.check_tables(transaction, self.name)
         with self.write() as transaction:
@@ -251,77 +253,6 @@ class FileSignal:
         self._connection.close()
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    # mode=rw: a missing file is an error and not a new, empty catalogue.
-    connection = sqlite3.connect(
-        f"{path.resolve().as_uri()}?mode=rw",
-        uri=True,
-        timeout=database.BUSY_SECONDS,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    try:
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA synchronous = FULL")  # for what needs no transaction of ours
-        full_text.prepare(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _create(path: Path) -> None:
-    """Create the file under a temporary name and link it to `path`, so that an empty file there is always damage."""
-    temporary = path.with_name(f"{path.name}.new-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        connection = sqlite3.connect(temporary, isolation_level=None)
-        try:
-            full_text.prepare(connection)
-            connection.execute("PRAGMA journal_mode = WAL")
-            _migrate(temporary)
-            full_text.rebuild(Transaction(connection, _DIALECT))
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            connection.close()
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            pass  # Another process created it first.
-        except OSError:
-            os.rename(temporary, path)  # The file system has no hard links.
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _migrate(path: Path) -> None:
-    """Run the migrations that the file lacks, in one transaction that no other process writes beside."""
-    engine = create_engine("sqlite://", creator=lambda: _connect(path), poolclass=NullPool)
-    with engine.connect() as connection:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        migrations.upgrade(connection)
-        connection.commit()
-
-
-def _refuse_partial_page(path: Path, transaction: Transaction) -> None:
-    # SQLite fills a torn last page with zeros. If there is a write-ahead log, it may still hold the page.
-    log = path.with_name(path.name + "-wal")
-    torn = path.stat().st_size % transaction.exec_driver_sql("PRAGMA page_size").fetchone()[0]
-    if torn and not (log.exists() and log.stat().st_size):
-        raise _corrupt(path, "its last page is torn")
-
-
-def _refuse_leftovers(path: Path) -> None:
-    if path.with_name(path.name + "-wal").exists():
-        raise _corrupt(path, "the file is missing but its -wal file exists")
-
-
-def _corrupt(path: Path, reason: str) -> CatalogCorrupt:
-    return database.damaged(str(path), reason)
-
-
 def _of_word_index(error: Exception) -> bool:
     """Whether the word index alone is damaged, which can be rebuilt."""
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB
@@ -342,7 +273,7 @@ def _translate(path: Path, error: sqlite3.Error) -> RagkvError | None:
         or (primary == sqlite3.SQLITE_ERROR and foreign)
         or "decode to UTF-8" in str(error)
     ):
-        return _corrupt(path, str(error))
+        return corrupt(path, str(error))
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreUnavailable(
             f"the catalogue {path} is busy: another process has been writing for {database.BUSY_SECONDS:g} s"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_type_hints
 
 import typer
 
+from ragkv.cli.answer_text import show_answer
 from ragkv.cli.common import (
     Collection,
     Data,
@@ -25,35 +25,21 @@ from ragkv.cli.common import (
     fail,
     opened,
     out,
-    printable,
     settings_from,
     uncollected,
 )
+from ragkv.cli.questions_file import FileQuestion, parse_filter, read_questions, read_schema, valid_text
 from ragkv.errors import InputError, RagkvError
 from ragkv.evaluation.score import exact_match, f1
-from ragkv.report import NOT_HELD, describe_confidence
 from ragkv.types import AskOptions
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
-    from ragkv.passages import Citation
-    from ragkv.report import Answer, Report
-    from ragkv.types import Filter, Scalar
+    from ragkv.report import Answer
 
 
-SENTENCE = 300
-"""Characters that are shown of the sentence in which an answer stands."""
 MANY = 16
 """Questions from which on `ask` decodes as a service does."""
-
-
-@dataclass(frozen=True)
-class FileQuestion:
-    """A question and its gold answers. place: "FILE:LINE: ", or empty."""
-
-    question: str
-    gold: tuple[str, ...] = ()
-    place: str = ""
 
 
 @dataclass
@@ -88,7 +74,7 @@ class Printer:
         if self.as_json:
             self._line(dataclasses.asdict(answer))
         else:
-            _show(answer, self.several)
+            show_answer(answer, self.several)
 
     def summary(self, score: Score) -> None:
         """Print the scores of all questions with gold answers."""
@@ -158,7 +144,7 @@ def ask(
     if (question is None) == (file is None):
         raise typer.BadParameter("give either a question or --file", param_hint="QUESTION")
     settings = settings_from(data, store, model, device, url=url)
-    questions = list(read_questions(file)) if file is not None else [FileQuestion(_text(question or ""))]
+    questions = list(read_questions(file)) if file is not None else [FileQuestion(valid_text(question or ""))]
     with uncollected():
         _check_names(method, prefill, decode)
         if conversation is not None:
@@ -206,7 +192,8 @@ def _for_few(settings: Settings) -> Settings:
 
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:
-    from ragkv.engine.registry import check_decode_policy, check_method, check_prefill_policy
+    from ragkv.engine.policies import check_decode_policy, check_prefill_policy
+    from ragkv.engine.registry import check_method
 
     for option, check, name in (
         ("--method", check_method, method or "full"),
@@ -228,33 +215,6 @@ def _check_conversation(method: str) -> None:
         raise typer.BadParameter(str(error), param_hint="--conversation") from None
 
 
-def parse_filter(given: Sequence[str]) -> Filter | None:
-    """Parse KEY=VALUE options into a filter.
-
-    A value that is also JSON for a number, true, false or null matches both the string and the JSON value.
-    """
-    from ragkv.catalog.limits import WHOLE_NUMBERS
-
-    found: dict[str, list[Scalar]] = {}
-    for option in given:
-        key, equals, value = _text(option).partition("=")
-        if not key or not equals:
-            raise typer.BadParameter(f"{option!r} is not KEY=VALUE", param_hint="--filter")
-        found.setdefault(key, []).append(value)
-        try:
-            read = json.loads(value)
-        except (ValueError, RecursionError):
-            continue
-        # Of more than 64 bits, only the text can be in metadata.
-        if (
-            read is None
-            or (isinstance(read, int) and read in WHOLE_NUMBERS)
-            or (isinstance(read, float) and math.isfinite(read))
-        ):
-            found[key].append(read)
-    return found or None
-
-
 def _answer_all(ask: Callable[[str], Answer], questions: Sequence[FileQuestion], printer: Printer) -> int:
     """Answer in order. A question that fails is reported and the others continue. Returns the exit code."""
     code, score = 0, Score()
@@ -273,139 +233,3 @@ def _answer_all(ask: Callable[[str], Answer], questions: Sequence[FileQuestion],
     if score.questions:
         printer.summary(score)
     return code
-
-
-def read_schema(path: Path) -> dict[str, Any]:
-    """Return the JSON schema of a file. Raises InputError."""
-    try:
-        schema = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON ({error})") from None
-    if not isinstance(schema, dict):
-        raise InputError(f"{path}: a JSON schema is an object")
-    return schema
-
-
-def read_questions(path: Path) -> Iterator[FileQuestion]:
-    """Questions of a JSON lines file. Raises InputError, which names the line."""
-    try:
-        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-        lines = content.decode("utf-8-sig").split("\n")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
-    if not any(map(str.strip, lines)):
-        raise InputError(f"{path}: there are no questions in it")
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield _parse(line, f"{path}:{number}: ")
-
-
-def _parse(line: str, place: str) -> FileQuestion:
-    try:
-        item = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{place}not JSON ({error})") from None
-    if not isinstance(item, dict) or not isinstance(item.get("q"), str):
-        raise InputError(f'{place}a line is {{"q": "question", "a": ["gold answer", …]}}; "q" must be a string')
-    gold = item.get("a", [])
-    gold = [gold] if isinstance(gold, str) else gold
-    if not isinstance(gold, list) or not all(isinstance(alias, str) for alias in gold):
-        raise InputError(f'{place}"a" must be a list of strings')
-    return FileQuestion(_text(item["q"], place), tuple(gold), place)
-
-
-def _text(question: str, place: str = "") -> str:
-    """Return the question. Raises InputError if it contains NUL or bytes that are not UTF-8."""
-    if "\0" in question or any("\ud800" <= letter <= "\udfff" for letter in question):
-        raise InputError(f"{place}the question is not text: it holds NUL or is not UTF-8")
-    return question
-
-
-def _show(answer: Answer, with_question: bool) -> None:
-    """Print an answer as text: the answer, citations, and one line about reuse."""
-    from rich.text import Text
-
-    console = out()
-    if with_question:
-        console.print(Text(printable(answer.question), style="dim"))
-    console.print(Text(printable(answer.answer) or "(no answer)", style="bold"))
-    if answer.report.held == 0 and not answer.report.abstained:
-        console.print(Text(f"  {NOT_HELD}", style="yellow"))
-    cited = list(enumerate(answer.citations, 1))
-    holding = [(number, citation) for number, citation in cited if citation.marks]
-    for number, citation in holding:
-        title = printable(citation.title or citation.document_id)
-        console.print(Text.assemble((f"  [{number}] ", "cyan"), title, (f"  {place_of(citation)}", "dim")))
-        console.print(Text(f"      {sentence_of(citation)}"))
-    others = [f"[{number}] {printable(citation.document_id)}" for number, citation in cited if not citation.marks]
-    if others:
-        console.print(Text(f"  {'also ' if holding else ''}read: {', '.join(others)}", style="dim"))
-    console.print(Text(f"  {footer(answer)}", style="dim"))
-    if with_question:
-        console.print()
-
-
-def place_of(citation: Citation) -> str:
-    """Say where a passage stands: its document, and its page or heading."""
-    heading = citation.heading if citation.heading != citation.title else None
-    place = f"page {citation.page}" if citation.page is not None else heading
-    return printable(", ".join(filter(None, (citation.document_id, place))))
-
-
-def sentence_of(citation: Citation) -> str:
-    """Return the sentence in which the answer stands, on one line and cut around the answer where it is long."""
-    mark, origin = citation.marks[0], citation.start or 0
-    start, end = mark.sentence_start - origin, mark.sentence_end - origin
-    if end - start > SENTENCE:
-        start = max(start, (mark.start + mark.end - SENTENCE) // 2 - origin)
-    shown = printable(" ".join(citation.text[max(0, start) : start + SENTENCE][: end - start].split()))
-    left, right = start > mark.sentence_start - origin, start + SENTENCE < end
-    return f"{'…' * left}{shown}{'…' * right}"
-
-
-def footer(answer: Answer) -> str:
-    """The report in one line."""
-    report = answer.report
-    if report.rule:
-        return f"answered by a rule ({report.rule}), without documents or the model"
-    found = report.cache.hits.gpu + report.cache.hits.host + report.cache.hits.store
-    parts = [
-        report.method,
-        f"kept {report.ratios.sequence:.0%} of {report.tokens.context} tokens",
-        f"recomputed {report.ratios.recompute:.0%}",
-        f"loaded {report.ratios.load:.0%} of the KV",
-        f"{found} of {report.cache.chunks} chunks from cache",
-        f"first token {report.timings_ms.ttft:.0f} ms",
-    ]
-    if report.tokens.history:
-        parts.insert(1, f"{report.tokens.history:.0f} tokens of earlier turns in the cache")
-    if report.removed_turns:
-        parts.insert(1, f"{report.removed_turns} earlier turns left out with documents that were deleted or replaced")
-    parts[-1:-1] = policies_of(report)
-    drafts = report.decoding.speculation
-    if drafts is not None and drafts.drafted:
-        parts.insert(-1, f"{drafts.accepted} of {drafts.drafted} drafted tokens accepted")
-    if report.selection.promised is not None:
-        parts.insert(-1, f"{report.selection.promised:.0%} of the evidence kept")
-    if report.confidence is not None:
-        parts.insert(-1, f"{describe_confidence(report.confidence)}{', withheld' if report.abstained else ''}")
-    if report.cache.fallbacks:
-        parts.insert(-1, f"{len(report.cache.fallbacks)} encoded again")
-    return " · ".join(parts)
-
-
-def policies_of(report: Report) -> list[str]:
-    """What prefill and decode policies read, if any were at work, and what was read in place."""
-    parts, reading, decoding = [], report.prefilling, report.decoding
-    if reading.pairs_read is not None and reading.pairs_dense:
-        share = f"read {reading.pairs_read / reading.pairs_dense:.0%} of {reading.pairs_dense} pairs"
-        parts.append(reading.why_dense or f"{report.prefill} {share}")
-    if report.decode != "dense" or "read everything" in decoding.why_dense:
-        parts.append(decoding.why_dense or f"{report.decode} read {decoding.read:.0f} of {decoding.present:.0f} keys")
-    if decoding.in_place:
-        parts.append(f"{decoding.in_place:.0f} keys in place")
-    return parts

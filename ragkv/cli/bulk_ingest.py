@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ragkv.config import Settings
     from ragkv.engine.engine import Engine
     from ragkv.ingest.bulk.listing import SourceListing
-    from ragkv.ingest.pipeline import IngestEmbedder
+    from ragkv.ingest.engine_contract import IngestEmbedder
 
 
 def ingest_bulk(

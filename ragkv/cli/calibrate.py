@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.cli.ask import FileQuestion, read_questions
 from ragkv.cli.common import (
     Collection,
     Data,
@@ -25,6 +24,7 @@ from ragkv.cli.common import (
     settings_from,
     tell,
 )
+from ragkv.cli.questions_file import FileQuestion, read_questions
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
@@ -90,8 +90,9 @@ def calibrate(
 def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None, within: float) -> int:
     """Find heads with generated questions, or with questions about documents, and save the profile."""
     read = _read(settings, documents) if documents else []
-    from ragkv.engine.calibration import CalibrationParams, needle_sets
     from ragkv.engine.calibration import calibrate as measure
+    from ragkv.engine.calibration import needle_sets
+    from ragkv.engine.head_choice import CalibrationParams
     from ragkv.engine.open_model import load_model
     from ragkv.evaluation.agreement import measure_agreement, question_sets, with_agreement
     from ragkv.evaluation.evidence import set_evidence

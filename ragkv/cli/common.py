@@ -173,8 +173,7 @@ def strange_variables() -> list[str]:
     """Return a line for each environment variable that looks like a setting and is none."""
     from ragkv.config import unknown_variables
 
-    hints = ((name, f"did you mean {near}?" if near else "see docs/settings.md") for name, near in unknown_variables())
-    return [f"{name} is no setting and has no effect; {hint}" for name, hint in hints]
+    return [f"{name} is no setting and has no effect; {hint}" for name, hint in unknown_variables()]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import os
 import platform
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,38 +18,17 @@ import typer
 
 from ragkv import __version__
 from ragkv.cli.common import Data, Device, Model, Store, Url, moment, out, strange_variables, tell
+from ragkv.cli.doctor_parts import DoctorParts
 from ragkv.cli.doctor_service import address, keys, limits, service
+from ragkv.cli.doctor_store import check_store, check_together
 from ragkv.cli.findings import Findings
 from ragkv.errors import InputError, without_password
 
 if TYPE_CHECKING:
     from ragkv.catalog import Catalog
     from ragkv.config import Settings
-    from ragkv.engine.engine import Engine
     from ragkv.model.decoder import DecoderModel
     from ragkv.model.source import ModelSource
-    from ragkv.retrieval import TextEmbedder
-    from ragkv.store import KVStore
-    from ragkv.store.redis_entry import RedisMemory
-    from ragkv.types import Key
-
-_SHOWN = 10
-
-
-@dataclass
-class DoctorParts:
-    """The parts that could be opened; None for those that could not."""
-
-    model: DecoderModel | None = None
-    embedder: TextEmbedder | None = None
-    catalog: Catalog | None = None
-    store: KVStore | None = None
-
-    def close(self) -> None:
-        """Close files and sockets."""
-        for part in (self.catalog, self.store):
-            if part is not None:
-                part.close()
 
 
 def doctor(
@@ -101,8 +80,8 @@ def _here(settings: Settings, findings: Findings, forget_set_aside: bool) -> Non
         _catalog(settings, parts, findings)
         if parts.catalog is not None:
             _set_aside(parts.catalog, findings, forget_set_aside)
-        _store(settings, parts, findings)
-        _together(settings, parts, findings)
+        check_store(settings, parts, findings)
+        check_together(settings, parts, findings)
     finally:
         parts.close()
     keys(settings, findings)
@@ -263,124 +242,3 @@ def _set_aside(catalog: Catalog, findings: Findings, forget: bool) -> None:
             )
         elif found:
             findings.note("set aside", f"{len(found)} are not ingested; --forget-set-aside removes them from this list")
-
-
-def _store(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
-    from ragkv.store import open_store
-    from ragkv.store.redis_cluster import ClusterStore
-    from ragkv.store.redis_store import RedisStore
-
-    if settings.store == "disk" and not settings.data.exists():
-        return
-    with findings.checking("store"):
-        store = open_store(settings.store, settings.data, settings.store_timeout, settings.store_ttl)
-        parts.store = store
-        store.ping()
-        stats = store.stats()
-        findings.ok(
-            "store", f"{without_password(settings.store)}: {stats.entries} entries, {stats.bytes / 2**20:.1f} MiB"
-        )
-        if isinstance(store, RedisStore | ClusterStore):
-            _memory(store.memory(), settings, findings)
-
-
-def _memory(servers: tuple[RedisMemory, ...], settings: Settings, findings: Findings) -> None:
-    """Print the memory limit and eviction policy of Redis servers. A cache needs a limit and LRU or LFU eviction."""
-    do = "set `maxmemory` and `maxmemory-policy allkeys-lru`, as docker-compose.yml does"
-    for server in servers:
-        if not server.limit:
-            findings.note("redis", f"{server.where} has no maxmemory and grows as long as there is memory: {do}")
-        elif server.policy == "noeviction":
-            findings.note("redis", f"{server.where} takes nothing new when it is full (noeviction): {do}")
-        elif server.policy.startswith("volatile-") and not settings.store_ttl:
-            words = (
-                f"{server.where} evicts only what expires ({server.policy}), and nothing does: {do}, or RAGKV_STORE_TTL"
-            )
-            findings.note("redis", words)
-        else:
-            held = f"{server.used / 2**20:.0f} of {server.limit / 2**20:.0f} MiB used"
-            findings.ok("redis", f"{server.where}: {held}, {server.policy}")
-
-
-def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
-    """Check what needs several parts: the index, and missing KV."""
-    model, embedder, catalog, store = parts.model, parts.embedder, parts.catalog, parts.store
-    if catalog is None or not catalog.count()[0]:
-        return
-    if model is None or embedder is None or store is None:
-        findings.note("kv", "not compared with the catalogue: a part above is missing")
-        return
-    from ragkv.config import ViewSettings
-    from ragkv.engine.engine import Engine
-    from ragkv.retrieval import Retriever, open_earlier
-
-    folder = settings.data / "index"
-    with findings.checking("engine"):
-        parameters = Retriever.parameters_of(settings.part(ViewSettings), catalog)
-        retriever = Retriever(catalog, embedder, folder, parameters, open_earlier=open_earlier)
-        engine = Engine(settings, model, store, catalog, retriever)
-        with findings.checking("index"):
-            _index(engine, folder, findings)
-        with findings.checking("kv"):
-            _kv(engine, findings)
-
-
-def _index(engine: Engine, folder: Path, findings: Findings) -> None:
-    """Check the index. `save` rewrites it only if it is out of date."""
-    from ragkv.errors import EmbedderChanged
-
-    try:
-        engine.catalog.check_embedder(engine.retriever.embedder.identity)
-    except EmbedderChanged as error:
-        findings.note("index", str(error))
-    change = engine.catalog.reembedding()
-    if change is not None:
-        findings.note("index", f"{change.done} of {change.total} chunks are embedded with {change.following.name}")
-    before = _times(folder)
-    for collection in sorted({info.collection for info in engine.catalog.documents(None)}):
-        engine.retriever.refresh(collection)
-    engine.retriever.save()
-    if _times(folder) == before:
-        findings.ok("index", "fresh")
-    else:
-        findings.note("index", "was missing or behind the catalogue; it is up to date now")
-
-
-def _times(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.faiss")}
-
-
-def _kv(engine: Engine, findings: Findings) -> None:
-    """Print the chunks without KV, which are encoded again when needed, and the unused entries of the store."""
-    from ragkv.ingest.pipeline import reader_of
-
-    expected, stale = _expected(engine), 0
-    for info in engine.catalog.documents(None):
-        stale += info.reader != reader_of(engine, info.collection)
-    if stale:
-        findings.note("kv", f"{stale} documents were read by another model or chunk size: run `ragkv reindex`")
-    stored = set(engine.store.keys())
-    missing = [chunk for key, chunk in expected.items() if key not in stored]
-    if missing:
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        listed = ", ".join(missing[:_SHOWN])
-        words = (
-            f"{len(missing)} of {len(expected)} chunks have no KV and are encoded at the first question that needs them"
-        )
-        findings.note("kv", f"{words}: {listed}{more}")
-    else:
-        findings.ok("kv", f"all {len(expected)} chunks have their KV in the store")
-    orphans = len(stored - set(expected))
-    if orphans:
-        findings.note("kv", f"{orphans} entries belong to no chunk of this catalogue and model: `ragkv gc`")
-
-
-def _expected(engine: Engine) -> dict[Key, str]:
-    """Chunk ids by their key under the current model."""
-    from ragkv.store.format.head import chunk_key
-
-    return {
-        chunk_key(engine.fingerprint, engine.seal.salt(info.collection), chunk.tokens): f"{info.collection}/{chunk.id}"
-        for info in engine.catalog.documents(None)
-        for chunk in engine.catalog.chunks_of(info.collection, info.id)
-    }

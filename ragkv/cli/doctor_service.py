@@ -29,7 +29,7 @@ def keys(settings: Settings, findings: Findings) -> None:
 
     with findings.checking("keys"):
         found = open_authenticator(settings)
-        issuer = f", and tokens of {settings.oidc_issuer}" if settings.oidc_issuer else ""
+        issuer = f", and tokens of {settings.issuer[0]}" if settings.oidc_issuer else ""
         if found:
             findings.ok("keys", f"{len(found.keys.entries)} API keys of {len(found.keys.tenants)} tenants{issuer}")
         elif is_loopback(settings.host):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragkv.cli import remote
-from ragkv.cli.ask import parse_filter
 from ragkv.cli.common import Collection, Data, Url, err, out, printable, settings_from
+from ragkv.cli.questions_file import parse_filter
 from ragkv.cli.show import place
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="Port to listen on (8000); 0: any free one.")
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(min=0, max=1000, help="Processes that answer, run by Ray Serve; needs ragkv[ray].")
-    ] = None,
-    max_replicas: Annotated[
-        int | None, typer.Option(min=0, max=1000, help="Most replicas; more are started under load.")
+        str | None,
+        typer.Option(
+            metavar="N[-M]",
+            help="Processes that answer, run by Ray Serve; 2-8: as many as the load needs. Needs ragkv[ray].",
+        ),
     ] = None,
     data: Data = None,
     store: Store = None,
@@ -33,11 +34,11 @@ def serve(
     """Serve the HTTP API until SIGTERM or Ctrl-C. Running requests are finished first."""
 
     def read_settings() -> Settings:
-        more = {"host": host, "port": port, "replicas": replicas, "max_replicas": max_replicas}
+        more = {"host": host, "port": port, "replicas": replicas}
         return settings_from(data, store, model, device, **more)
 
     settings = read_settings()
-    if settings.replicas or settings.max_replicas:
+    if settings.replica_counts != (0, 0):
         from ragkv.api.replicas.run import serve_replicas
 
         serve_replicas(settings, read_settings, err())

@@ -14,26 +14,18 @@ the service, and `Unreachable` reports that there is no connection.
 
 from ragkv.client.asynchronous import AsyncClient
 from ragkv.client.chat import ChatAnswer, ChatMessage, TokenUsage
+from ragkv.client.document_models import Collection, Page, RemoteChunk, RemoteChunks, RemoteDocument, RemoteText
+from ragkv.client.job_models import Job, JobCounts, JobDocument, JobError
 from ragkv.client.models import (
     AnswerMap,
     Brief,
     Briefs,
     ChunkMap,
     Cited,
-    Collection,
     Conversation,
     Done,
     Event,
-    Job,
-    JobCounts,
-    JobDocument,
-    JobError,
-    Page,
     Recalled,
-    RemoteChunk,
-    RemoteChunks,
-    RemoteDocument,
-    RemoteText,
     Reported,
     Retrieved,
     Said,

@@ -14,22 +14,9 @@ import httpx2
 from ragkv.client import calls, responses
 from ragkv.client.calls import Call
 from ragkv.client.chat import ChatAnswer, ChatMessage, ChatOptions, ChatParser
-from ragkv.client.models import (
-    AnswerMap,
-    Briefs,
-    Collection,
-    Conversation,
-    Event,
-    Job,
-    Listing,
-    Options,
-    Page,
-    Recalled,
-    RemoteChunk,
-    RemoteDocument,
-    RemoteText,
-    Said,
-)
+from ragkv.client.document_models import Collection, Listing, Page, RemoteChunk, RemoteDocument, RemoteText
+from ragkv.client.job_models import Job
+from ragkv.client.models import AnswerMap, Briefs, Conversation, Event, Options, Recalled, Said
 from ragkv.client.text_models import Embeddings, HandedQuestion, RankedTexts
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
@@ -154,7 +141,7 @@ class AsyncClient:
         Args:
             collection: Collection to list.
             filter: Only documents whose metadata matches.
-            **listing: See `ragkv.client.models.Listing`.
+            **listing: See `ragkv.client.document_models.Listing`.
         """
         after: str | None = ""
         while after is not None:
@@ -178,7 +165,7 @@ class AsyncClient:
             limit: Largest number of documents.
             after: The `after` of the previous page; "" for the first.
             filter: Only documents whose metadata matches.
-            **listing: See `ragkv.client.models.Listing`. It is the same for all pages.
+            **listing: See `ragkv.client.document_models.Listing`. It is the same for all pages.
         """
         return await self._request(calls.page(collection, limit, after, filter, listing))
 

@@ -14,19 +14,9 @@ from urllib.parse import quote
 import httpx2
 
 from ragkv.client.chat import ChatAnswer, ChatMessage, chat_body, parse_completion, parse_models
-from ragkv.client.models import (
-    AnswerMap,
-    Briefs,
-    Collection,
-    Conversation,
-    Job,
-    Listing,
-    Page,
-    Recalled,
-    RemoteChunks,
-    RemoteDocument,
-    RemoteText,
-)
+from ragkv.client.document_models import Collection, Listing, Page, RemoteChunks, RemoteDocument, RemoteText
+from ragkv.client.job_models import Job
+from ragkv.client.models import AnswerMap, Briefs, Conversation, Recalled
 from ragkv.client.responses import ignore_body, member_parser, parse_job_id, parse_prometheus, parser
 from ragkv.client.text_models import Embeddings, HandedQuestion, RankedTexts
 from ragkv.locality import HEADER, affinity

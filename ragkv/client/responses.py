@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
-from ragkv.client.models import Cited, Done, Event, Job, Reported, Retrieved, Said
+from ragkv.client.job_models import Job
+from ragkv.client.models import Cited, Done, Event, Reported, Retrieved, Said
 from ragkv.errors import Refused, Unreachable
 from ragkv.passages import Citation
 from ragkv.report import Answer, Report

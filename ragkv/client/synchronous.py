@@ -1,4 +1,4 @@
-"""The synchronous client."""
+"""The synchronous client. `tools/sync_client.py` makes it of asynchronous.py."""
 
 from __future__ import annotations
 
@@ -14,22 +14,9 @@ import httpx2
 from ragkv.client import calls, responses
 from ragkv.client.calls import Call
 from ragkv.client.chat import ChatAnswer, ChatMessage, ChatOptions, ChatParser
-from ragkv.client.models import (
-    AnswerMap,
-    Briefs,
-    Collection,
-    Conversation,
-    Event,
-    Job,
-    Listing,
-    Options,
-    Page,
-    Recalled,
-    RemoteChunk,
-    RemoteDocument,
-    RemoteText,
-    Said,
-)
+from ragkv.client.document_models import Collection, Listing, Page, RemoteChunk, RemoteDocument, RemoteText
+from ragkv.client.job_models import Job
+from ragkv.client.models import AnswerMap, Briefs, Conversation, Event, Options, Recalled, Said
 from ragkv.client.text_models import Embeddings, HandedQuestion, RankedTexts
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
@@ -44,7 +31,14 @@ class Client:
     Every method raises Refused if the service refuses the request, and Unreachable if there is no connection.
     """
 
-    def __init__(self, url: str, key: str = "", timeout: float = calls.TIMEOUT, retries: int = calls.RETRIES):
+    def __init__(
+        self,
+        url: str,
+        key: str = "",
+        timeout: float = calls.TIMEOUT,
+        retries: int = calls.RETRIES,
+        transport: httpx2.BaseTransport | None = None,
+    ):
         """Create a client.
 
         Args:
@@ -52,10 +46,20 @@ class Client:
             key: API key, if the service requires one.
             timeout: Seconds to wait for an answer, or for the next event of a stream.
             retries: How often a request to a busy service is retried, after the delay that the service asks for.
+            transport: Carries the requests; None for HTTP.
         """
         self.url, self._key, self._retries = url.rstrip("/"), key, retries
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout, verify=calls.tls_context())
+        # A question holds a connection until its answer ends, and the service limits how many it answers.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+        self._http = httpx2.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=timeout,
+            limits=limits,
+            verify=calls.tls_context(),
+            transport=transport,
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -135,7 +139,7 @@ class Client:
         Args:
             collection: Collection to list.
             filter: Only documents whose metadata matches.
-            **listing: See `ragkv.client.models.Listing`.
+            **listing: See `ragkv.client.document_models.Listing`.
         """
         after: str | None = ""
         while after is not None:
@@ -158,7 +162,7 @@ class Client:
             limit: Largest number of documents.
             after: The `after` of the previous page; "" for the first.
             filter: Only documents whose metadata matches.
-            **listing: See `ragkv.client.models.Listing`. It is the same for all pages.
+            **listing: See `ragkv.client.document_models.Listing`. It is the same for all pages.
         """
         return self._request(calls.page(collection, limit, after, filter, listing))
 

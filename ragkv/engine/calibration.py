@@ -21,17 +21,28 @@ import torch
 from torch import Tensor
 
 from ragkv.engine.evidence import EvidenceFinder, as_hits
+from ragkv.engine.head_choice import (
+    USUAL,
+    CalibrationParams,
+    CalibrationTrial,
+    gold_blocks,
+    pick_heads,
+    recall,
+    score_heads,
+    smallest_cap,
+    stable_layers,
+)
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.needles import make_needles, span_tokens
+from ragkv.engine.needles import make_needles
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_kinds import LayerKind
-from ragkv.model.profile import SCOUT_BLOCK, Profile
+from ragkv.model.profile import Profile
 from ragkv.recompute.analysis import stability
 from ragkv.recompute.base import Blocks
 from ragkv.recompute.evidence import WITHOUT_PASS, evidence_logits
-from ragkv.recompute.scout import TAIL, Scout, join_heads, pool_blocks
+from ragkv.recompute.scout import TAIL, Scout, pool_blocks
 from ragkv.types import ChunkKV
 
 Progress = Callable[[str, int, int], None]
@@ -40,9 +51,6 @@ Progress = Callable[[str, int, int], None]
 
 MakeEvidence = Callable[[DecoderModel], EvidenceFinder]
 """Makes what finds evidence in chunks that a model reads."""
-
-CAP_LOSS = 0.01
-"""Recall that a smaller cap may lose."""
 
 
 @dataclass(frozen=True)
@@ -64,27 +72,6 @@ class CalibrationSet:
 
 
 @dataclass(frozen=True)
-class CalibrationParams:
-    """Parameters of a calibration.
-
-    Attributes:
-        heads: Largest number of retrieval heads.
-        budgets: Shares of the blocks at which recall is measured.
-        block: Tokens per block from now on; 0 keeps the profile's.
-        power: As in `Scout`.
-        reaches: Values of `Scout.reach` to choose from.
-        caps: Values of `Scout.cap` to choose from, in ascending order.
-    """
-
-    heads: int = 3
-    budgets: tuple[float, ...] = (0.03, 0.06)
-    block: int = SCOUT_BLOCK
-    power: float = 0.5
-    reaches: tuple[int, ...] = (8,)
-    caps: tuple[float, ...] = (0.2,)
-
-
-@dataclass(frozen=True)
 class NeedleSetParams:
     """Sizes of the generated questions.
 
@@ -101,19 +88,6 @@ class NeedleSetParams:
     questions: int = 30
     tokens: int = 0
     seed: int = 1000
-
-
-@dataclass(frozen=True)
-class CalibrationTrial:
-    """Attention of one question.
-
-    Attributes:
-        masses: Share of the attention of every head on every block [L*Hq, N].
-        gold: bool [N], blocks that hold the answer.
-    """
-
-    masses: Tensor
-    gold: Tensor
 
 
 @dataclass(frozen=True)
@@ -150,7 +124,7 @@ def calibrate(
     model: DecoderModel,
     sets: Sequence[CalibrationSet],
     progress: Progress,
-    params: CalibrationParams = CalibrationParams(),
+    params: CalibrationParams = USUAL,
     evidence: MakeEvidence | None = None,
 ) -> Calibration:
     """Measure a model.
@@ -181,7 +155,7 @@ def calibrate(
                 mine.append(trial)
             progress("asking", done, len(question_set.questions))
     picked = [pick_heads(mine, params) for mine in trials]
-    merits = [_score_heads(mine, heads, params) for mine, heads in zip(trials, picked, strict=True)]
+    merits = [score_heads(mine, heads, params) for mine, heads in zip(trials, picked, strict=True)]
     best = merits.index(max(merits))
     found, heads = trials[best], picked[best]
     recalls = [recall(found, heads, cap, params.power) for cap in params.caps]
@@ -283,71 +257,3 @@ def _attention(queries: Tensor, keys: Tensor, group: int, kind: LayerKind) -> Te
     grouped = queries.view(queries.shape[0], -1, group, queries.shape[2])
     scores = torch.einsum("tgrd,ngd->grtn", grouped, keys) * kind.scale
     return scores.softmax(-1).mean(2).flatten(0, 1)
-
-
-def gold_blocks(model: DecoderModel, title: str, text: str, start: int, end: int) -> tuple[int, ...]:
-    """Return the blocks of a chunk that hold a token of text[start:end]."""
-    piece = model.prompt.chunk_text(title, text)
-    offsets = model.tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    shift = piece.index(text)
-    span = span_tokens(offsets, start + shift, end + shift)
-    return tuple(sorted({token // model.profile.block for token in span}))
-
-
-def pick_heads(trials: Sequence[CalibrationTrial], params: CalibrationParams) -> list[int]:
-    """Pick retrieval heads greedily, until another head no longer helps."""
-    heads: list[int] = []
-    best = 0.0
-    for _ in range(params.heads):
-        candidates = [
-            (_score_heads(trials, [*heads, head], params), -head)
-            for head in range(trials[0].masses.shape[0])
-            if head not in heads
-        ]
-        merit, head = max(candidates)
-        if merit <= best:
-            break
-        best, heads = merit, [*heads, -head]
-    return heads
-
-
-def recall(trials: Sequence[CalibrationTrial], heads: Sequence[int], budget: float, power: float) -> float:
-    """Compute the share of the questions whose answer blocks are all among the best blocks.
-
-    Args:
-        trials: The questions.
-        heads: Heads that score the blocks.
-        budget: Share of all blocks that counts as the best.
-        power: As in `Scout`.
-    """
-    found = 0
-    for t in trials:
-        mass = join_heads(t.masses[list(heads)], power)
-        best = mass.topk(max(1, int(budget * mass.shape[0]))).indices
-        kept = torch.zeros_like(t.gold)
-        kept[best] = True
-        found += bool(kept[t.gold].all())
-    return found / len(trials)
-
-
-def stable_layers(scores: Sequence[int]) -> tuple[int, ...]:
-    """Return N*: the last consecutive layers that score at least half the maximum, at least max(1, round(L/8)) layers.
-
-    Paper silent on the threshold; it takes the last few layers of every model.
-    """
-    layers = len(scores)
-    first = layers - max(1, round(layers / 8))
-    while first > layers // 2 and scores[first - 1] * 2 >= max(scores) > 0:
-        first -= 1
-    return tuple(range(first, layers))
-
-
-def smallest_cap(caps: Sequence[float], recalls: Sequence[float]) -> float:
-    """Return the first of `caps`, in ascending order, whose recall is within `CAP_LOSS` of the best."""
-    return next(cap for cap, found in zip(caps, recalls, strict=True) if found >= max(recalls) - CAP_LOSS)
-
-
-def _score_heads(trials: Sequence[CalibrationTrial], heads: Sequence[int], params: CalibrationParams) -> float:
-    """Add up recall over the budgets, and a small weight for the share of attention on the answer."""
-    on_answer = sum(float(join_heads(t.masses[list(heads)], params.power)[t.gold].sum()) for t in trials) / len(trials)
-    return sum(recall(trials, heads, budget, params.power) for budget in params.budgets) + 0.2 * on_answer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -17,12 +16,13 @@ from ragkv.engine.chunk_source import FoundHead, StoredChunk, find_head, prefetc
 from ragkv.engine.chunk_store import ChunkStore, Quarantine
 from ragkv.engine.chunk_writer import ChunkWriter
 from ragkv.engine.cost_model import FREE, CostModel
+from ragkv.engine.missing_chunk import ChunkEncoding, MissingChunk
 from ragkv.engine.passes import Passes, Pause, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.store_faults import StoreFaults
 from ragkv.errors import NotFound, StoreError, StoreUnavailable
-from ragkv.model.layer_pass import Pass
 from ragkv.recompute.base import Method
+from ragkv.store.format.layout import Layout
 from ragkv.store.format.seal import Seal
 from ragkv.store.tiers import Tiers
 from ragkv.types import Chunk, ChunkKV, Key
@@ -46,47 +46,18 @@ def group_tokens(device: torch.device) -> int:
     return GROUP_TOKENS if device.type == "cpu" else GROUP_TOKENS_ON_GPU
 
 
-@dataclass
-class _Missing:
-    """A chunk that the store did not deliver.
-
-    Attributes:
-        chunk: The chunk.
-        first: As for `ChunkEncoder.open`.
-        reason: Why it was not delivered.
-        until: End of the wait for another process, on the monotonic clock; 0 before it began.
-    """
-
-    chunk: Chunk
-    first: bool
-    reason: StoreError
-    until: float = 0.0
-
-
-@dataclass(eq=False)
-class _Encoding:
-    """A missing chunk that questions wait for. kv: what came of its pass, as it would be loaded."""
-
-    layer_pass: Pass
-    kv: ChunkKV | None = None
-
-    @property
-    def ran(self) -> bool:
-        """Whether the pass has run."""
-        capture = self.layer_pass.capture
-        return capture is not None and len(capture.k) == len(self.layer_pass.steps)
-
-
 class ChunkEncoder:
     """The KV of all chunks of one engine. Not thread-safe.
 
     Attributes:
         costs: What loading and encoding cost here. Until they are measured everything is loaded.
+        group_tokens: Tokens of chunks that are encoded together where no setting says it.
         quarantine: Damaged entries.
         encoded: Chunks encoded by ingests since the start.
         faults: Faults of the store. A refused write cost an encoding, a refused deletion left an orphan.
         flights: Keeps several processes from encoding a chunk at the same time.
         writer: Writes what ingests encode.
+        seal: Vouches for what is read.
     """
 
     def __init__(
@@ -114,15 +85,21 @@ class ChunkEncoder:
         self.quarantine = Quarantine()
         self.faults, self.flights = StoreFaults(), flights
         self.encoded = 0
+        self.group_tokens = group_tokens(prefiller.model.device)
         self.writer = ChunkWriter(0 if prefiller.model.device.type == "cpu" else WRITERS, self.faults, flights)
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
-        self._fingerprint, self._body, self._seal = fingerprint, body, seal
-        self._encodings: WeakValueDictionary[Key, _Encoding] = WeakValueDictionary()
+        self._fingerprint, self._body, self.seal = fingerprint, body, seal
+        self._encodings: WeakValueDictionary[Key, ChunkEncoding] = WeakValueDictionary()
 
     def store(self, collection: str) -> ChunkStore:
         """Return the entries of a collection."""
         model = self._prefiller.model
-        return ChunkStore(self._tiers, model, self._fingerprint, collection, self._body, self._seal, self.quarantine)
+        return ChunkStore(self._tiers, model, self._fingerprint, collection, self._body, self.seal, self.quarantine)
+
+    def body_bytes(self, tokens: int) -> int:
+        """Return the bytes that the KV of a chunk of so many tokens takes in the store, its head record left out."""
+        model = self._prefiller.model
+        return Layout(model.shape, tokens, model.profile.block, model.dtype, self._body).body_bytes
 
     def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
         """Encode chunks in one forward pass and store their KV, except those of which a valid entry is there.
@@ -167,10 +144,10 @@ class ChunkEncoder:
         keys = [store.key(chunk.tokens) for chunk, _ in chunks]
         found = [find_head(store, chunk.tokens, key) for key, (chunk, _) in zip(keys, chunks, strict=True)]
         opened: dict[int, StoredChunk] = {}
-        missing: dict[int, _Missing] = {}
+        missing: dict[int, MissingChunk] = {}
         for i, (head, (chunk, first)) in enumerate(zip(found, chunks, strict=True)):
             if isinstance(head, StoreError):
-                missing[i] = _Missing(chunk, first, head)
+                missing[i] = MissingChunk(chunk, first, head)
             else:
                 opened[i] = self._stored_chunk(chunk, first, store, collection, (keys[i], head))
         while missing:
@@ -184,7 +161,7 @@ class ChunkEncoder:
                 yield Pause(time.monotonic() + POLL_SECONDS)
         return [opened[i] for i in range(len(chunks))]
 
-    def _obtain(self, lost: _Missing, store: ChunkStore, collection: str) -> Passes[StoredChunk | None]:
+    def _obtain(self, lost: MissingChunk, store: ChunkStore, collection: str) -> Passes[StoredChunk | None]:
         """Return a missing chunk, encoded here or by another process; None while that process is at work."""
         key = store.key(lost.chunk.tokens)
         encoding = self._encodings.get(key)
@@ -194,7 +171,7 @@ class ChunkEncoder:
                 if found is None:
                     return None
                 return self._stored_chunk(lost.chunk, lost.first, store, collection, (key, found))
-            encoding = self._encodings[key] = _Encoding(self._prefiller.encoding_pass(lost.chunk.tokens))
+            encoding = self._encodings[key] = ChunkEncoding(self._prefiller.encoding_pass(lost.chunk.tokens))
         source = self._stored_chunk(lost.chunk, lost.first, store, collection, (key, lost.reason))
         try:
             if not encoding.ran:
@@ -208,7 +185,7 @@ class ChunkEncoder:
             self.flights.release(key)
         return source
 
-    def _found_elsewhere(self, lost: _Missing, store: ChunkStore) -> FoundHead | None:
+    def _found_elsewhere(self, lost: MissingChunk, store: ChunkStore) -> FoundHead | None:
         """Look whether another process has encoded a chunk by now.
 
         Returns:

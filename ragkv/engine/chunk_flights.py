@@ -25,6 +25,8 @@ LEASE_SECONDS = 5.0
 """Life of a lease that is not renewed. It is renewed three times in this time."""
 POLL_SECONDS = 0.005
 """How often a lease that another process has is asked for."""
+WAIT_FACTOR = 4.0
+"""A chunk is waited for this many times as long as encoding it takes here."""
 LEAST_WAIT = 1.0
 """Shortest bound of a wait in seconds: what was measured on an idle machine says little about small chunks."""
 
@@ -42,24 +44,24 @@ class ChunkFlights:
         counts: Missing chunks since the start, by `FlightResult`. All but `joined` were encoded here.
     """
 
-    def __init__(self, store: KVStore, factor: float):
-        """Set up without a lease.
-
-        Args:
-            store: Has the leases.
-            factor: A chunk is waited for this many times as long as encoding it takes; 0 takes no leases.
-        """
+    def __init__(self, store: KVStore):
+        """Set up without a lease. store: has the leases."""
         self.counts: Counter[FlightResult] = Counter()
-        self._store, self._factor = store, factor
+        self._store = store
         self._ask_again: dict[Key, float] = {}
         self._owners: dict[Key, str] = {}
         self._changed = threading.Condition()
         self._renewing: threading.Thread | None = None
         self._closed = False
 
+    @property
+    def results(self) -> dict[str, int]:
+        """Missing chunks since the start, by every `FlightResult`."""
+        return {result: self.counts[result] for result in FLIGHT_RESULTS}
+
     def patience(self, encoding_seconds: float) -> float:
         """Return how many seconds a chunk is waited for that takes so many seconds to encode."""
-        return max(LEAST_WAIT, self._factor * encoding_seconds)
+        return max(LEAST_WAIT, WAIT_FACTOR * encoding_seconds)
 
     def take(self, key: Key) -> LeaseState | None:
         """Take the lease of a missing chunk, see `Leases.take`; None when the store has no leases.
@@ -67,8 +69,6 @@ class ChunkFlights:
         Questions of one process share what the store said last, so that many of them do not ask more often than one.
         """
         now = time.monotonic()
-        if self._factor == 0:
-            return None
         if self._ask_again.get(key, 0.0) > now:
             return "held"
         owner = secrets.token_hex(16)

@@ -21,7 +21,7 @@ from ragkv.kernels.transfer import PinnedBlocks
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
 from ragkv.report import ENCODING_IS_QUICKER
 from ragkv.store.format.head import Head
-from ragkv.store.tiers import ResidentBlocks, TierBytes
+from ragkv.store.tier import ResidentBlocks, TierBytes
 from ragkv.types import ChunkKV, Key
 
 logger = logging.getLogger(__name__)

@@ -17,40 +17,20 @@ from typing import Any
 
 import torch
 
-from ragkv.admin.quota import Quota
-from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.engine.answer_alone import answer_alone
-from ragkv.engine.chunk_encoder import ChunkEncoder, group_tokens
-from ragkv.engine.chunk_flights import FLIGHT_RESULTS, ChunkFlights
-from ragkv.engine.cost_model import CostModel, measure_costs
-from ragkv.engine.crossover import key_tier
-from ragkv.engine.evidence import EvidenceFinder
-from ragkv.engine.fingerprint import fingerprint, keep_stored_block
+from ragkv.engine.assembly import assemble
+from ragkv.engine.cost_model import CostModel
 from ragkv.engine.kv_map import KVMap, kv_map
-from ragkv.engine.opening import check_choices, check_paging, make_pooled_decoder, open_parts
+from ragkv.engine.measurements import UNMEASURED, measure_engine
+from ragkv.engine.opening import OpenedParts, open_parts
 from ragkv.engine.passes import Passes, run_alone
-from ragkv.engine.prefill import Prefiller
-from ragkv.engine.prefix_cache import PrefixCache
 from ragkv.engine.question import Questions
-from ragkv.engine.registry import DEFAULT, full_prefill, make_method
 from ragkv.engine.request import Request
-from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
-from ragkv.engine.self_test import failed_self_test
-from ragkv.engine.service_rules import answer_of, rule_of, rule_report
-from ragkv.engine.session_manager import SessionManager
+from ragkv.engine.service_rules import answer_by_rule
 from ragkv.errors import OutOfMemory, RagkvError, is_out_of_memory
-from ragkv.model.decoder import DecoderModel
-from ragkv.model.execution.block_tables import BlockPoolMemory
-from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.model_cache import Notify
 from ragkv.report import Answer
-from ragkv.retrieval import Retriever
-from ragkv.store.base import KVStore
-from ragkv.store.format.layout import Layout
-from ragkv.store.format.seal import make_seal
-from ragkv.store.tiers import TierBudgets, Tiers
-from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Chunk, ChunkKV, Key
 
 DEFAULTS = AskOptions()
@@ -60,62 +40,49 @@ class Engine:
     """Model, KV store, catalogue and retrieval of one process. Not thread-safe: one thread owns it.
 
     Attributes:
+        settings: What it was made by.
+        model: The loaded model.
+        store: The KV store.
+        catalog: The catalogue.
+        retriever: Finds chunks. Store, catalogue and retriever are closed with the engine.
         method: Name of the default method.
-        reuse_refused: Why the model must not reuse stored KV (self_test.py); "" when it may.
-        reuse_policy: Decides whether stored KV is quicker than a full prefill, where neither the request nor the
-            settings name a method; None where that was not measured, as on a CPU.
-        group_tokens: Most tokens of chunks that are encoded together, where a single chunk has no more.
-        split_seconds: Seconds of processor time that splitting a MiB of text may take.
-        speculation: Whether answers are drafted where a question does not say.
+        fingerprint: Of everything that makes stored KV valid.
+        tiers: The KV store with what is kept of it in memory.
+        prefiller: Prefills contexts and encodes chunks.
+        chunks: The KV of all chunks.
+        sessions: Conversations.
         graph_decoder: Decodes densely by recorded graphs; None uses the model's forward.
         pooled_decoder: Decodes under PSA over a pool of KV blocks; None without a pool.
         key_tier: Where keys lie that a prefill reads.
         decode_tier: Where keys lie that decoding reads.
+        reuse_refused: Why the model must not reuse stored KV (self_test.py); "" when it may.
+        reuse_policy: Decides whether stored KV is quicker than a full prefill, where neither the request nor the
+            settings name a method; None where that was not measured, as on a CPU.
+        chunk_tokens: Tokens of the longest chunk.
+        group_tokens: Most tokens of chunks that are encoded together, where a single chunk has no more.
+        split_seconds: Seconds of processor time that splitting a MiB of text may take.
+        speculation: Whether answers are drafted where a question does not say.
+        quota: How much KV a collection may hold.
     """
 
-    def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
-        self.settings, self.model, self.store, self.catalog, self.retriever = settings, model, store, catalog, retriever
-        self.method = settings.method or model.profile.method or DEFAULT
-        self.key_tier = key_tier(model.device)
-        self.decode_tier = key_tier(model.device, settings.pool_bytes > 0)  # contexts move when they are decoded
-        ingest_policy = check_choices(settings, model.profile, self.method, self.key_tier, self.decode_tier)
-        self.speculation = settings.speculation is not False
-        self.pooled_decoder = make_pooled_decoder(model, settings.pool_bytes) if settings.pool_bytes else None
-        self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
-        self.group_tokens = settings.group_tokens or group_tokens(model.device)
-        self.split_seconds = settings.parse_seconds
-        self.seal = make_seal(settings.store_secret.get_secret_value())
-        stored_as = (settings.prefix, settings.store_body, self.seal.name, ingest_policy)
-        keep_stored_block(model, catalog.fingerprint(), *stored_as)
-        self.fingerprint = fingerprint(model, *stored_as)
-        block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
-        self.tiers = Tiers(store, block, TierBudgets(settings.host_bytes, settings.gpu_bytes), model.device)
-        memory = BlockPoolMemory(self.tiers.resident, self.tiers.resident_format) if settings.paged else None
-        self.graph_decoder = make_graph_decoder(model, memory) if settings.graphs else None
-        if settings.paged:
-            check_paging(self.graph_decoder, settings)
-        self.prefiller = Prefiller(model, model.prompt.prefix, settings.prefix, ingest_policy, self.graph_decoder)
-        self.chunks = ChunkEncoder(
-            self.prefiller,
-            self.tiers,
-            catalog,
-            self.fingerprint,
-            settings.store_body,
-            self.seal,
-            ChunkFlights(store, settings.encode_wait),
-        )
-        self.quota = Quota(settings.collection_bytes, model.token_bytes)
-        self.reuse_refused = ""
-        self.reuse_policy: ReusePolicy | None = None
-        self.sessions = SessionManager(
-            self.prefiller,
-            catalog,
-            self.chunks.open_all,
-            self.fingerprint,
-            settings.conversation_bytes,
-            PrefixCache(self.prefiller.prefix, settings.prefix_cache_bytes),
-            EvidenceFinder(retriever, model.prompt, model.profile.block).find,
-        )
+    def __init__(self, settings: Settings, parts: OpenedParts):
+        """Join what was opened. Nothing is tested or measured yet.
+
+        Raises:
+            ConfigError: The model or the machine cannot have what a setting names.
+        """
+        self.settings = settings
+        self.model, self.store, self.catalog, self.retriever = parts.model, parts.store, parts.catalog, parts.retriever
+        made = assemble(settings, parts)
+        self.method, self.fingerprint, self.tiers = made.method, made.fingerprint, made.tiers
+        self.prefiller, self.chunks, self.sessions = made.prefiller, made.chunks, made.sessions
+        self.graph_decoder, self.pooled_decoder = made.graph_decoder, made.pooled_decoder
+        self.key_tier, self.decode_tier = made.key_tier, made.decode_tier
+        self.chunk_tokens = settings.chunk_tokens or self.model.profile.chunk_tokens
+        self.group_tokens = settings.group_tokens or self.chunks.group_tokens
+        self.split_seconds, self.speculation = settings.parse_seconds, settings.speculation is not False
+        self.quota = made.quota
+        self.reuse_refused, self.reuse_policy = UNMEASURED.reuse_refused, UNMEASURED.reuse_policy
         self.questions = Questions(self)
 
     @classmethod
@@ -136,22 +103,13 @@ class Engine:
             ModelUnsupported: The model's architecture cannot be served.
             CatalogCorrupt: The catalogue is damaged.
         """
-        parts = open_parts(settings, notify, reranks=asks)
-        engine = cls(settings, parts.model, parts.store, parts.catalog, parts.retriever)
-        engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
+        engine = cls(settings, open_parts(settings, notify, reranks=asks))
+        measured = measure_engine(engine, asks)
+        engine.reuse_refused, engine.reuse_policy = measured.reuse_refused, measured.reuse_policy
+        engine.chunks.costs = measured.costs
         if asks:
-            engine._measure()
             _ = engine.model.decoding  # made now: on a CPU that takes seconds, and the first answer would wait
         return engine
-
-    def _measure(self) -> None:
-        """Measure what stored KV and a full prefill cost here, or read what an earlier start measured."""
-        settings, folder = self.settings, self.settings.data / "costs"
-        machine = f"{self.fingerprint} {self.model.device_names} {torch.get_num_threads()} {settings.store}"
-        self.chunks.costs = measure_costs(self.prefiller, self.store, folder, machine)
-        if settings.gate and not (settings.method or self.reuse_refused or full_prefill(self.method)):
-            method, shelf = make_method(self.method, self.model), self.chunks.store(MEASURED)
-            self.reuse_policy = measure_gate(self.prefiller, shelf, method, self.costs, folder, machine)
 
     def __enter__(self) -> Engine:
         return self
@@ -208,9 +166,7 @@ class Engine:
 
         A model that failed its self-test stores nothing: 0.
         """
-        model, body = self.model, self.settings.store_body
-        layout = Layout(model.shape, tokens, model.profile.block, model.dtype, body)
-        return 0 if self.reuse_refused else layout.body_bytes
+        return 0 if self.reuse_refused else self.chunks.body_bytes(tokens)
 
     def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         """Delete KV that no chunk refers to and no ingest claims, and the sessions that hold it.
@@ -258,13 +214,7 @@ class Engine:
 
     def answer_by_rule(self, question: str, options: AskOptions = DEFAULTS) -> Answer | None:
         """Answer a question about the service itself; None for any other. No conversation keeps it."""
-        extractive = self.model.profile.extractive
-        rule = rule_of(question, extractive)
-        if not rule or options.answer_schema is not None:
-            return None
-        timer = StepTimer()
-        text = answer_of(rule, extractive, self.catalog, options)
-        return Answer(question, text, (), rule_report(rule, self.model.name, timer))
+        return answer_by_rule(question, options, self.model, self.catalog)
 
     def prefill(self, question: str, options: AskOptions = DEFAULTS) -> Request:
         """Prefill a question over the stored KV of the retrieved chunks, up to the logits of the first answer token.
@@ -322,7 +272,7 @@ class Engine:
             "reuse": self.reuse_refused or "on",
             "store_faults": self.chunks.faults.refused,
             "faults": dict(self.chunks.faults.counts),
-            "flights": {result: self.chunks.flights.counts[result] for result in FLIGHT_RESULTS},
+            "flights": self.chunks.flights.results,
             "quarantined": self.chunks.quarantine.count,
             "tiers": {name: asdict(pool) for name, pool in self.tiers.stats().items()},
             "pool": pool,

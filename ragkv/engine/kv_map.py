@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.prefill_state import PrefilledContext
-from ragkv.engine.session_manager import Session
+from ragkv.engine.session_cache import Session
 from ragkv.recompute.base import Blocks, Tokens
 from ragkv.types import Hit
 

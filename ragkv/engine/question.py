@@ -24,13 +24,15 @@ from ragkv.engine.detokenizer import Completion, Detokenizer
 from ragkv.engine.generation import Sampling, Sequence
 from ragkv.engine.paging import page_context
 from ragkv.engine.passes import Passes
+from ragkv.engine.policies import make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill_state import PrefillOptions
-from ragkv.engine.registry import FULL, full_prefill, make_decode_policy, make_method, make_prefill_policy
+from ragkv.engine.registry import FULL, full_prefill, make_method
 from ragkv.engine.report_builder import build_report
 from ragkv.engine.request import Request
 from ragkv.engine.retokenise import with_own_tokens, without_wrappers
 from ragkv.engine.reuse_policy import ReusePolicy
-from ragkv.engine.session_manager import MethodChoice, SessionManager
+from ragkv.engine.session_cache import MethodChoice
+from ragkv.engine.session_manager import SessionManager
 from ragkv.engine.speculation import make_drafter
 from ragkv.engine.structured import Grammars, values_of
 from ragkv.engine.token_scores import AnswerScores

@@ -10,8 +10,8 @@ import numpy as np
 
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.detokenizer import Completion
+from ragkv.engine.policies import DENSE
 from ragkv.engine.prefill_state import PrefilledContext
-from ragkv.engine.registry import DENSE
 from ragkv.engine.request import Request
 from ragkv.engine.speculation import speculation_report
 from ragkv.model.decoder import DecoderModel

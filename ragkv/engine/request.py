@@ -13,7 +13,7 @@ from ragkv.engine.generation import Sampling, Sequence
 from ragkv.engine.kv_map import KVMap
 from ragkv.engine.passes import Passes, Pause
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
-from ragkv.engine.session_manager import MethodChoice, Session
+from ragkv.engine.session_cache import MethodChoice, Session
 from ragkv.engine.token_scores import TokenScore
 from ragkv.model.layer_pass import Pass
 from ragkv.passages import Citation

@@ -14,8 +14,10 @@ from __future__ import annotations
 import re
 
 from ragkv.catalog import Catalog
+from ragkv.model.decoder import DecoderModel
 from ragkv.passages import PUNCTUATION, shortened
 from ragkv.report import (
+    Answer,
     ByteCounts,
     CacheReport,
     DecodeReport,
@@ -66,6 +68,17 @@ _SUMMARY = re.compile(
 )
 
 
+def answer_by_rule(question: str, options: AskOptions, model: DecoderModel, catalog: Catalog) -> Answer | None:
+    """Answer a question about the service itself; None for any other, and for one that asks for JSON."""
+    extractive = model.profile.extractive
+    rule = rule_of(question, extractive)
+    if not rule or options.answer_schema is not None:
+        return None
+    timer = StepTimer()
+    text = _answer_of(rule, extractive, catalog, options)
+    return Answer(question, text, (), rule_report(rule, model.name, timer))
+
+
 def rule_of(question: str, extractive: bool) -> str:
     """Return the rule that answers a question: greeting, service, summary or list; "" where none does.
 
@@ -89,7 +102,7 @@ def rule_of(question: str, extractive: bool) -> str:
 _PAUSES = str.maketrans(dict.fromkeys(",.!?;:", " "))
 
 
-def answer_of(rule: str, extractive: bool, catalog: Catalog, options: AskOptions) -> str:
+def _answer_of(rule: str, extractive: bool, catalog: Catalog, options: AskOptions) -> str:
     """Return the answer of a rule: what the service does, and which documents the collection has.
 
     Args:

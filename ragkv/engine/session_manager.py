@@ -17,9 +17,8 @@ HTTP and the command line call a session a conversation.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ragkv.catalog import Catalog, StoredTurn
 from ragkv.engine.chunk_source import StoredChunk
@@ -29,108 +28,16 @@ from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.prefix_cache import PrefixCache
 from ragkv.engine.registry import check_sessions, full_prefill
 from ragkv.engine.retokenise import with_own_tokens
-from ragkv.engine.session import SessionState
+from ragkv.engine.session_cache import FindEvidence, MethodChoice, OpenChunks, Session, SessionCache, check_name
 from ragkv.errors import InputError, NotFound
 from ragkv.recompute.base import Method
-from ragkv.recompute.evidence import BlockEvidence
 from ragkv.retrieval.follow_up import search_text
 from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 from ragkv.types import Chunk, Hit
 
-MAX_NAME = 512
-"""Longest name of a conversation, in characters."""
 MAX_TURNS = 128
 """Most turns of a conversation. All are prefilled again where its state is lost."""
-
-
-@dataclass(frozen=True)
-class MethodChoice:
-    """A method by name, with the object that carries it out; None for `full`, which reads no stored KV."""
-
-    name: str
-    method: Method | None
-
-
-FindEvidence = Callable[[str, Sequence[Hit]], list[BlockEvidence]]
-"""`(question, hits) -> evidence` in the chunk of each hit."""
-
-OpenChunks = Callable[[Sequence[tuple[Chunk, bool]], str], Passes[list[StoredChunk]]]
-"""`(chunks, collection) -> sources`: opens the KV of chunks, each with whether it stands right after S."""
-
-
-@dataclass
-class Session:
-    """One conversation, or one question that belongs to none.
-
-    Attributes:
-        collection: Collection of the conversation.
-        name: Name of the conversation; "" for a single question.
-        method: Name of the method.
-        state: What the context cache holds.
-        hits: Chunks in the context, in their order.
-        turns: Rows of its turns in the catalogue.
-        joined: How many of the hits came with the present turn.
-        sources: Where the KV of the hits comes from, during one request.
-        left_out: Retrieved chunks that did not join, during one request.
-        sought: What the present turn searches for: its question, with an earlier one where it refers to that.
-        removed: How many of its turns lost their answers with a document.
-        replayed: Tokens that this request prefilled to have earlier turns again.
-    """
-
-    collection: str
-    name: str
-    method: str
-    state: SessionState
-    hits: list[Hit] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    joined: int = 0
-    sources: list[StoredChunk] = field(default_factory=list)
-    left_out: list[Hit] = field(default_factory=list)
-    sought: str = ""
-    removed: int = 0
-    replayed: float = 0.0
-
-    def unknown(self, hits: Sequence[Hit]) -> list[Hit]:
-        """Return the hits whose chunks are not in the context yet."""
-        rows = {hit.row for hit in self.hits}
-        return [hit for hit in hits if hit.row not in rows]
-
-    @property
-    def rows(self) -> frozenset[int]:
-        """Rows of all chunks that an answer, or its report, may tell of."""
-        return frozenset(hit.row for hit in (*self.hits, *self.left_out))
-
-
-class SessionCache:
-    """Sessions between their turns. The least recently used are dropped when `limit` bytes are exceeded."""
-
-    def __init__(self, limit: int):
-        self.limit = limit
-        self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
-
-    def get(self, collection: str, name: str) -> Session | None:
-        """Return the session, which stays in the cache, or None."""
-        return self._sessions.get((collection, name))
-
-    def put(self, session: Session) -> None:
-        """Keep the session, if it fits."""
-        self._sessions[session.collection, session.name] = session
-        self._sessions.move_to_end((session.collection, session.name))
-        while sum(each.state.bytes for each in self._sessions.values()) > self.limit:
-            self._sessions.popitem(last=False)
-
-    def drop(self, collection: str, name: str) -> None:
-        """Remove the session, if it is here."""
-        self._sessions.pop((collection, name), None)
-
-    def clear(self) -> None:
-        """Remove all sessions."""
-        self._sessions.clear()
-
-    def sessions(self) -> list[Session]:
-        """Return all sessions, the least recently used first."""
-        return list(self._sessions.values())
 
 
 class SessionManager:
@@ -171,8 +78,7 @@ class SessionManager:
         """Raise InputError where the name, the method or the chat template allows no conversation."""
         if name is None:
             return
-        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
-            raise InputError(f"a conversation's name must be 1 to {MAX_NAME} printable characters")
+        check_name(name)
         check_sessions(choice.name)
         _ = self._prefiller.model.prompt.between  # raises before any work where a template has no second turn
 
@@ -353,15 +259,11 @@ class SessionManager:
     def drop_chunks(self, gone: Callable[[Chunk, str], bool]) -> None:
         """Drop the cached states that hold a chunk which left its collection."""
         self.prefixes.drop_chunks(gone)
-        for session in self.cache.sessions():
-            if any(gone(hit.chunk, session.collection) for hit in session.hits):
-                self.cache.drop(session.collection, session.name)
+        self.cache.drop_where(lambda kept: any(gone(hit.chunk, kept.collection) for hit in kept.hits))
 
     def drop_outdated(self, collections: Set[str]) -> None:
         """Drop the cached states of these collections that hold a chunk which is gone."""
-        for session in self.cache.sessions():
-            if session.collection in collections and not self.is_current(session):
-                self.cache.drop(session.collection, session.name)
+        self.cache.drop_where(lambda kept: kept.collection in collections and not self.is_current(kept))
 
     def _open(self, session: Session, hits: Sequence[Hit]) -> Passes[list[StoredChunk]]:
         """Open the KV of hits, the last ones of the session's. The first chunk of a session stands right after S."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from ragkv.engine.calibration import CalibrationSet
 from ragkv.engine.evidence import EvidenceFinder
 from ragkv.engine.registry import FULL
-from ragkv.evaluation.quality import Progress, QualityOutcome, QualityParams, ask_all
+from ragkv.evaluation.quality import Progress, QualityParams, ask_all
+from ragkv.evaluation.quality_figures import QualityOutcome
 from ragkv.evaluation.sets import GoldSpan, QuestionSet, SetQuestion
 from ragkv.evaluation.table import rows
 from ragkv.model.decoder import DecoderModel

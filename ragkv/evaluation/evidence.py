@@ -6,17 +6,11 @@ from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from ragkv.engine.evidence import EvidenceFinder, window_vectors
+from ragkv.engine.evidence import EvidenceFinder
 from ragkv.model.decoder import DecoderModel
-from ragkv.recompute.evidence import BlockEvidence
-from ragkv.types import SEGMENT_BYTES, EmbeddedPassages, Hit
-
-TOKEN_BYTES, DIMENSION, WORDS = 4, 384, 8
-"""Of random evidence: bytes of a token, numbers of a vector as the packaged embedder's, words of a question."""
+from ragkv.types import EmbeddedPassages, Hit
 
 
 class SetEmbedder(Protocol):
@@ -66,34 +60,3 @@ def packaged_evidence(model: DecoderModel) -> EvidenceFinder:
     from ragkv.retrieval import make_embedder
 
     return set_evidence(model, make_embedder("", str(model.device)))
-
-
-class RandomEvidence:
-    """Evidence in chunks of random tokens: as much work as in a service that knows them, and blocks as scattered.
-
-    Words are drawn, not looked for in texts, of which there are none.
-    """
-
-    def __init__(self, sizes: Sequence[int], block: int, seed: int):
-        """Draw segments.
-
-        Args:
-            sizes: Tokens of each chunk.
-            block: Tokens of a block.
-            seed: Of all that is drawn.
-        """
-        self._random = np.random.default_rng(seed)
-        self._vectors = list[Tensor]()
-        for size in sizes:
-            ends = TOKEN_BYTES * np.append(np.arange(block, size, block), size).astype(np.float64)
-            first, last = np.concatenate([[0.0, 0.0], ends[:-2]])[: len(ends)], np.append(ends[1:], ends[-1:])
-            shape = (-(-TOKEN_BYTES * size // SEGMENT_BYTES), DIMENSION)
-            segments = self._random.integers(-127, 128, shape, dtype=np.int8)
-            self._vectors.append(window_vectors(segments, np.stack([first, last])))
-
-    def find(self) -> list[BlockEvidence]:
-        """Return the evidence of a new random question in every chunk."""
-        vector = self._random.standard_normal(DIMENSION).astype(np.float32)
-        question = torch.from_numpy(vector / np.linalg.norm(vector))
-        words = [torch.from_numpy(self._random.random((len(mine), WORDS)) < 0.05) for mine in self._vectors]
-        return [BlockEvidence(mine @ question, found) for mine, found in zip(self._vectors, words, strict=True)]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ragkv.engine.registry import FULL
-from ragkv.evaluation.quality import NO_CONTEXT, QualityOutcome
+from ragkv.evaluation.quality import NO_CONTEXT
+from ragkv.evaluation.quality_figures import QualityOutcome
 from ragkv.evaluation.score import interval
 
 LEAST_GAP = 0.05

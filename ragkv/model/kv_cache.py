@@ -137,10 +137,8 @@ class ContextCache:
     @property
     def alike(self) -> bool:
         """Whether all layers have rows at the same positions, in the same order."""
-        first, *others = (
-            each.numpy()[:length].tobytes() for each, length in zip(self._positions, self.lengths, strict=True)
-        )
-        return all(other == first for other in others)
+        layers = zip(self._positions, self.lengths, strict=True)
+        return len({positions.numpy()[:length].tobytes() for positions, length in layers}) == 1
 
     def buffers(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
         """Return K and V of a layer with their capacity [capacity, Hkv, d], grown to hold `rows` more rows.

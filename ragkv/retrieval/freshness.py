@@ -86,9 +86,3 @@ class Freshness:
         """Forget the state of a collection: something showed that it is out of date."""
         with self._lock:
             self._states.pop(collection, None)
-
-    def ages(self) -> dict[str, float]:
-        """Return for each known collection how many seconds ago its state was read."""
-        now = self._clock()
-        with self._lock:
-            return {collection: now - state.read for collection, state in self._states.items()}

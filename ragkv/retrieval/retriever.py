@@ -14,9 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,96 +22,21 @@ from numpy.typing import NDArray
 from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.config import ViewSettings
 from ragkv.errors import NoReranker, NotFound, RagkvError
-from ragkv.normalisation import folded
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
+from ragkv.retrieval.contract import DEFAULTS, OpenEarlier, PassageRanker, Retrieval, TextEmbedder
 from ragkv.retrieval.follower import ViewFollower, ViewStatus
 from ragkv.retrieval.freshness import Freshness
 from ragkv.retrieval.pgvector import PgVectors
+from ragkv.retrieval.question_vectors import QuestionVectors
+from ragkv.retrieval.ranking import fuse, similarity, without_copies
 from ragkv.retrieval.scope import SearchScope
 from ragkv.retrieval.vectors import MAX_ATTEMPTS, FaissVectors, VectorSearch
 from ragkv.retrieval.word_index import CatalogWords, ReplicaWords, WordIndex
-from ragkv.types import Chunk, EmbeddedPassages, Filter, Hit
+from ragkv.types import Chunk, Filter, Hit
 
-
-class TextEmbedder(Protocol):
-    """The interface of an embedder. Implementations are thread-safe."""
-
-    @property
-    def identity(self) -> EmbedderIdentity:
-        """Name and dimension of the model."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return unit vectors of passages, [len(texts), dimension] float32."""
-        ...
-
-    def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
-        """Return unit vectors of questions, [len(questions), dimension] float32."""
-        ...
-
-    def encode_passages(self, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages:
-        """Return unit vectors of passages, each a title and a text, and the segments of the texts."""
-        ...
-
-    def count_tokens(self, texts: Sequence[str]) -> int:
-        """Return how many tokens these texts have."""
-        ...
-
-
-class PassageRanker(Protocol):
-    """The interface of a reranker."""
-
-    source: str
-
-    @property
-    def name(self) -> str:
-        """How requests name it."""
-        ...
-
-    def scores(self, question: str, passages: Sequence[str]) -> list[float]:
-        """Return a score for each passage; the larger, the better."""
-        ...
-
-    def count_tokens(self, question: str, passages: Sequence[str]) -> int:
-        """Return how many tokens `scores` reads."""
-        ...
-
-
-@dataclass(frozen=True)
-class Retrieval:
-    """Parameters of retrieval.
-
-    Attributes:
-        rank_constant: The constant k of reciprocal rank fusion. With a larger value the top ranks weigh less.
-        candidates: Candidates taken from each ranking, as a multiple of `top_k`.
-        flat_limit: Largest number of vectors of a collection for which the search is exact. Measured on one core with
-            384 dimensions: 1.4 ms at 10,000 vectors, 11 ms at 100,000, 23 ms at 200,000, which is about the time that
-            embedding a question takes. An HNSW graph answers in 1 ms, but building it takes 36 s per 100,000 vectors
-            on two cores.
-        staleness: Seconds by which a search may miss changes of other processes; 0 compares the views with the
-            catalogue at every search.
-        own_words: Keep a word index of this machine's own instead of the one in the catalogue.
-        vectors: Search vectors in the memory of this process, or in PostgreSQL.
-    """
-
-    rank_constant: int = 60
-    candidates: int = 4
-    flat_limit: int = 200_000
-    staleness: float = 0.0
-    own_words: bool = False
-    vectors: Literal["faiss", "pgvector"] = "faiss"
-
-
-DEFAULTS = Retrieval()
 _NO_VECTOR = np.empty(0, np.float32)
 UPDATE_PAUSE = 20.0
 """Pause between updates of a collection's views while it is ingested into, in times that an update takes."""
-MOST_KEPT = 64
-"""Vectors of questions that are kept: until these are searched for, and until their evidence is looked for."""
-
-
-OpenEarlier = Callable[[EmbedderIdentity], TextEmbedder | None]
-"""Opens the embedder of stored vectors; None where that is not possible."""
 
 
 def _ignore(chunks: Sequence[Chunk]) -> None:
@@ -163,9 +86,7 @@ class Retriever:
         self._lock = threading.Lock()
         self._behind = set[str]()
         self._update_again = dict[str, float]()
-        self._questions: dict[tuple[EmbedderIdentity, str], NDArray[np.float32]] = {}
-        self._open_earlier = open_earlier
-        self._earlier: dict[EmbedderIdentity, TextEmbedder | None] = {}
+        self._questions = QuestionVectors(open_earlier)
 
     @staticmethod
     def parameters_of(settings: ViewSettings, catalog: Catalog) -> Retrieval:
@@ -224,10 +145,7 @@ class Retriever:
             ModelNotFound: The embedder cannot be loaded.
         """
         with self._lock:
-            identity = self.embedder.identity
-            missing = [each for each in dict.fromkeys(questions) if (identity, each) not in self._questions]
-            if len(missing) > 1 and missing[0] == questions[0]:
-                self._embed_questions(self.embedder, missing)
+            self._questions.embed_ahead(self.embedder, questions)
 
     @property
     def identity(self) -> EmbedderIdentity:
@@ -237,7 +155,7 @@ class Retriever:
     def question_vector(self, question: str) -> NDArray[np.float32]:
         """Return the unit vector [dimension] of a question, by the present embedder."""
         with self._lock:
-            return self._vector(self.embedder, question)
+            return self._questions.vector(self.embedder, question)
 
     def segments(self, hits: Sequence[Hit]) -> list[NDArray[np.int8]]:
         """Return the segments of the chunks of hits, by the present embedder.
@@ -274,16 +192,16 @@ class Retriever:
                 with timer.step("vectors"):
                     index = self.vectors.open(collection, self.embedder.identity.dimension)
                 size, exact, vector, by_vector = index.size, index.exact, _NO_VECTOR, list[int]()
-                embedder = self._embedder_of(index.embedder or self.embedder.identity)
+                embedder = self._questions.embedder_of(index.embedder or self.embedder.identity, self.embedder)
                 if size and embedder is not None:
                     with timer.step("embed"):
-                        vector = self._vector(embedder, question)
+                        vector = self._questions.vector(embedder, question)
                     with timer.step("vectors"):
                         by_vector = index.nearest(scope, vector, count)
             ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant)
             chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
             # A chunk that was deleted after the search is missing from `chunks`, and the next one takes its place.
-            there = _different(ranked, chunks)
+            there = without_copies(ranked, chunks)
             if len(chunks) < len(ranked):
                 # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
                 self.freshness.expire(collection)
@@ -298,8 +216,7 @@ class Retriever:
         best = [(row, score) for row, score in best if row in standing][:top_k]
         vectors = self.catalog.vectors_of(row for row, _ in best)
         hits = [
-            Hit(chunks[row], score, row, _similarity(vector, vectors.get(row)), by_words.get(row))
-            for row, score in best
+            Hit(chunks[row], score, row, similarity(vector, vectors.get(row)), by_words.get(row)) for row, score in best
         ]
         taken = timer.elapsed
         steps = SearchTimings(taken("words"), taken("embed"), taken("vectors"), taken("rerank"), timer.total())
@@ -379,12 +296,12 @@ class Retriever:
         """
         recorded = self.catalog.embedder()
         with self._lock:
-            return recorded is None or self._embedder_of(recorded) is not None
+            return recorded is None or self._questions.embedder_of(recorded, self.embedder) is not None
 
     def drop_earlier(self) -> None:
         """Forget earlier embedders: all vectors come from the present one."""
         with self._lock:
-            self._earlier.clear()
+            self._questions.drop_earlier()
 
     def save(self) -> None:
         """Write the changed indexes to disk, so that the next start does not have to rebuild them."""
@@ -425,60 +342,3 @@ class Retriever:
         for collection, generation in self.words.generations().items():
             generations[collection] = min(generation, generations.get(collection, generation))
         return generations
-
-    def _embedder_of(self, identity: EmbedderIdentity) -> TextEmbedder | None:
-        """Return the embedder that made some vectors, or None if it cannot be opened."""
-        if identity == self.embedder.identity:
-            return self.embedder
-        if identity not in self._earlier:
-            self._earlier[identity] = self._open_earlier(identity)
-        return self._earlier[identity]
-
-    def _vector(self, embedder: TextEmbedder, question: str) -> NDArray[np.float32]:
-        """Embed a question, if it is not embedded already. Returns [dimension]."""
-        name = (embedder.identity, question)
-        if name not in self._questions:
-            self._embed_questions(embedder, [question])
-        return self._questions[name]
-
-    def _embed_questions(self, embedder: TextEmbedder, questions: Sequence[str]) -> None:
-        """Embed questions and keep their vectors, in place of the oldest."""
-        while len(self._questions) > MOST_KEPT:
-            del self._questions[next(iter(self._questions))]
-        names = [(embedder.identity, question) for question in questions]
-        self._questions.update(zip(names, embedder.encode_queries(questions), strict=True))
-
-
-def _different(ranked: Sequence[tuple[int, float]], chunks: Mapping[int, Chunk]) -> list[tuple[int, float]]:
-    """Return (row, score) of the chunks that are there, and of those with the same text the first.
-
-    Texts that differ in white space, case and what search does not tell apart are the same. Those that differ in a
-    figure are not.
-    """
-    first: dict[str, tuple[int, float]] = {}
-    for row, score in ranked:
-        if row in chunks:
-            first.setdefault(" ".join(folded(chunks[row].text).casefold().split()), (row, score))
-    return list(first.values())
-
-
-def _similarity(question: NDArray[np.float32], chunk: NDArray[np.float32] | None) -> float:
-    """Return the cosine of two unit vectors [dimension]; 0.0 for a chunk that was removed meanwhile."""
-    return 0.0 if chunk is None or chunk.shape != question.shape else float(question @ chunk)
-
-
-def fuse(lists: Sequence[Sequence[int]], rank_constant: int) -> list[tuple[int, float]]:
-    """Fuse rankings by reciprocal rank fusion.
-
-    Args:
-        lists: Rankings of rows, best first.
-        rank_constant: The constant k.
-
-    Returns:
-        (row, score) of every row, best first; score = sum over the lists of 1 / (k + rank), ranks from 1.
-    """
-    scores: dict[int, float] = {}
-    for ranked in lists:
-        for rank, row in enumerate(ranked, start=1):
-            scores[row] = scores.get(row, 0.0) + 1.0 / (rank_constant + rank)
-    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))

@@ -26,52 +26,26 @@ import os
 import re
 import shutil
 import stat
-import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
-
-import xxhash
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreFull, StoreUnavailable
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
 from ragkv.store.disk_budget import DiskBudget
+from ragkv.store.disk_entry import MAX_LAYERS, PAGE, StoredEntry, preamble_of, read_into, read_preamble
 from ragkv.store.disk_files import abandoned_files, make_folder, write_whole
 from ragkv.store.disk_leases import DiskLeases
 from ragkv.store.disk_room import FULL, DiskRoom, on_one_disk, refuses
 from ragkv.types import Key
 
-MAGIC = b"ragkvfl\n"
-VERSION = 1
-PREAMBLE = struct.Struct("<8sIIQ")
-CHECK = struct.Struct("<Q")
-PAGE = 4096
-MAX_LAYERS = 4096
 TOUCH_AFTER = 60.0
 """Seconds between two updates of an entry's access time."""
 KEY = re.compile(r"[0-9a-f]{64}")
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """An open file whose preamble is verified.
-
-    Attributes:
-        file: The file descriptor.
-        head_start: First byte of the head.
-        head_bytes: Bytes of the head.
-        starts: First byte of each layer, and the end of the last one.
-    """
-
-    file: int
-    head_start: int
-    head_bytes: int
-    starts: tuple[int, ...]
 
 
 class DiskStore:
@@ -112,7 +86,7 @@ class DiskStore:
         path = self._path(key)
         if len(body) > MAX_LAYERS:
             raise ValueError(f"{len(body)} layers, at most {MAX_LAYERS} can be stored")
-        preamble = _preamble(len(head), [memoryview(layer).nbytes for layer in body])
+        preamble = preamble_of(len(head), [memoryview(layer).nbytes for layer in body])
         gap = -(len(preamble) + len(head)) % PAGE
         parts = [preamble, head, bytes(gap), *body]
         size = sum(memoryview(part).nbytes for part in parts)
@@ -131,7 +105,7 @@ class DiskStore:
         """See KVStore.head."""
         with self._open(key) as entry:
             data = bytearray(entry.head_bytes)
-            _read_into(entry.file, memoryview(data), entry.head_start, key)
+            read_into(entry.file, memoryview(data), entry.head_start, key)
             if self._limited:
                 _touch(entry.file)
             return bytes(data)
@@ -148,7 +122,7 @@ class DiskStore:
                 start = entry.starts[part.layer] + part.offset
                 if part.offset < 0 or part.size < 0 or start + part.size > entry.starts[part.layer + 1]:
                     raise EntryCorrupt(f"{key}: {part} lies outside its layer")
-                _read_into(entry.file, out[filled : filled + part.size], start, key)
+                read_into(entry.file, out[filled : filled + part.size], start, key)
                 filled += part.size
                 arrived(number)
 
@@ -236,7 +210,7 @@ class DiskStore:
         return self.root / key[:2] / f"{key}.kv"
 
     @contextmanager
-    def _open(self, key: Key) -> Iterator[_Entry]:
+    def _open(self, key: Key) -> Iterator[StoredEntry]:
         path = self._path(key)
         with _store_errors(f"reading {path}"):
             try:
@@ -249,7 +223,7 @@ class DiskStore:
                     raise EntryMissing(f"{key} in {self.root} has expired")
                 if not stat.S_ISREG(os.fstat(file).st_mode):
                     raise EntryCorrupt(f"{path} is no file")
-                yield _read_preamble(file, key)
+                yield read_preamble(file, key)
             finally:
                 os.close(file)
 
@@ -262,43 +236,6 @@ def _store_errors(action: str) -> Iterator[None]:
     except OSError as error:
         kind = StoreFull if error.errno in {*FULL, errno.EFBIG} else StoreUnavailable
         raise kind(f"{action}: {error.strerror or error}") from error
-
-
-def _preamble(head_bytes: int, layer_bytes: Sequence[int]) -> bytes:
-    data = PREAMBLE.pack(MAGIC, VERSION, len(layer_bytes), head_bytes) + struct.pack(
-        f"<{len(layer_bytes)}Q", *layer_bytes
-    )
-    return data + CHECK.pack(xxhash.xxh3_64_intdigest(data))
-
-
-def _read_preamble(file: int, key: Key) -> _Entry:
-    """Read the preamble. Raises EntryCorrupt unless it is whole and gives the exact size of the file."""
-    data = os.pread(file, PAGE, 0)
-    if len(data) < PREAMBLE.size:
-        raise EntryCorrupt(f"{key} is cut off at {len(data)} bytes")
-    magic, version, layers, head_bytes = PREAMBLE.unpack_from(data)
-    if magic != MAGIC or version != VERSION or layers > MAX_LAYERS:
-        raise EntryCorrupt(f"{key} is not an entry of version {VERSION}")
-    end = PREAMBLE.size + 8 * layers
-    if len(data) < end + CHECK.size:
-        data = os.pread(file, end + CHECK.size, 0)
-    if len(data) < end + CHECK.size or CHECK.unpack_from(data, end)[0] != xxhash.xxh3_64_intdigest(data[:end]):
-        raise EntryCorrupt(f"{key} has a damaged preamble")
-    head_start = end + CHECK.size
-    body_start = head_start + head_bytes + -(head_start + head_bytes) % PAGE
-    starts = tuple(accumulate(struct.unpack_from(f"<{layers}Q", data, PREAMBLE.size), initial=body_start))
-    if os.fstat(file).st_size != starts[-1]:
-        raise EntryCorrupt(f"{key} has {os.fstat(file).st_size} bytes where {starts[-1]} belong")
-    return _Entry(file, head_start, head_bytes, starts)
-
-
-def _read_into(file: int, out: memoryview, start: int, key: Key) -> None:
-    filled = 0
-    while filled < out.nbytes:
-        count = os.preadv(file, [out[filled:]], start + filled)
-        if count == 0:
-            raise EntryCorrupt(f"{key} ends at byte {start + filled}")
-        filled += count
 
 
 def _touch(file: int) -> None:

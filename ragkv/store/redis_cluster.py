@@ -20,18 +20,14 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
-from urllib.parse import parse_qs
-
-from redis.crc import key_slot
+from typing import Concatenate, ParamSpec, TypeVar
 
 from ragkv.errors import ConfigError, StoreUnavailable
 from ragkv.store.base import Arrived, LeaseState, Range, StoreStats, Swept, ignore
+from ragkv.store.cluster_slots import SlotMap, malformed, node_address, parse_url, slot_of
 from ragkv.store.redis_entry import RedisMemory
 from ragkv.store.redis_link import BREAK_SECONDS, Moved
 from ragkv.store.redis_store import RedisStore
@@ -42,28 +38,6 @@ SLOTS_BYTES = 2**20
 
 Result = TypeVar("Result")
 Args = ParamSpec("Args")
-
-
-@dataclass(frozen=True)
-class _SlotMap:
-    """Which node owns which slots.
-
-    Attributes:
-        slots: (first slot, last slot, address of the primary), in order.
-        nodes: Stores by address, those of the seeds included.
-        learned: When the slots were learned, on the monotonic clock.
-    """
-
-    slots: tuple[tuple[int, int, str], ...]
-    nodes: dict[str, RedisStore]
-    learned: float
-
-    def primaries(self) -> list[RedisStore]:
-        return [self.nodes[address] for address in dict.fromkeys(address for *_, address in self.slots)]
-
-    def owner(self, slot: int) -> RedisStore | None:
-        index = bisect_right(self.slots, slot, key=lambda part: part[0]) - 1
-        return self.nodes[self.slots[index][2]] if index >= 0 and slot <= self.slots[index][1] else None
 
 
 class ClusterStore:
@@ -85,16 +59,16 @@ class ClusterStore:
         Raises:
             ConfigError: The URL is malformed.
         """
-        seeds, url_of = _parse_url(url)
+        seeds, url_of = parse_url(url)
         self.where = ",".join(seeds)
         self._timeout = timeout
         self._open: Callable[[str], RedisStore] = lambda address: RedisStore(url_of(address), timeout, ttl)
         try:
             nodes = {seed: self._open(seed) for seed in seeds}
         except ConfigError:
-            raise _malformed() from None
+            raise malformed() from None
         self._seeds = tuple(nodes)
-        self._map = _SlotMap((), nodes, -BREAK_SECONDS)  # replaced as a whole, so it is read without the lock
+        self._map = SlotMap((), nodes, -BREAK_SECONDS)  # replaced as a whole, so it is read without the lock
         self._learning = threading.Lock()
 
     def __repr__(self) -> str:
@@ -195,25 +169,25 @@ class ClusterStore:
                 raise
             return [method(node) for node in current.primaries()]
 
-    def _slot_map(self, key: Key) -> _SlotMap:
+    def _slot_map(self, key: Key) -> SlotMap:
         """Return the known slots, learned again if the slot of the key has no node."""
         known = self._map
         known = known if known.slots else self._learn(None, known)
-        return known if known.owner(_slot(key)) else self._learn_again(None, known)
+        return known if known.owner(slot_of(key)) else self._learn_again(None, known)
 
-    def _owner(self, key: Key, known: _SlotMap) -> RedisStore:
-        node = known.owner(_slot(key))
+    def _owner(self, key: Key, known: SlotMap) -> RedisStore:
+        node = known.owner(slot_of(key))
         if node is None:
-            raise StoreUnavailable(f"slot {_slot(key)} of the Redis Cluster at {self.where} has no node")
+            raise StoreUnavailable(f"slot {slot_of(key)} of the Redis Cluster at {self.where} has no node")
         return node
 
-    def _new_owner(self, key: Key, known: _SlotMap, error: StoreUnavailable) -> RedisStore | None:
+    def _new_owner(self, key: Key, known: SlotMap, error: StoreUnavailable) -> RedisStore | None:
         """Return the node that owns a key after a failure, or None when it is the same node or none."""
-        node = known.owner(_slot(key))
-        owner = self._learn_again(node if isinstance(error, Moved) else None, known).owner(_slot(key))
+        node = known.owner(slot_of(key))
+        owner = self._learn_again(node if isinstance(error, Moved) else None, known).owner(slot_of(key))
         return None if owner is node else owner
 
-    def _learn_again(self, told_by: RedisStore | None, known: _SlotMap) -> _SlotMap:
+    def _learn_again(self, told_by: RedisStore | None, known: SlotMap) -> SlotMap:
         """Learn the slots after a failure, unless that was done within the last second.
 
         Args:
@@ -227,7 +201,7 @@ class ClusterStore:
         except StoreUnavailable:
             return self._map
 
-    def _learn(self, first: RedisStore | None, known: _SlotMap) -> _SlotMap:
+    def _learn(self, first: RedisStore | None, known: SlotMap) -> SlotMap:
         """Learn the slots from a node, `first` before others, unless another thread has replaced `known` meanwhile."""
         with self._learning:
             if self._map is not known:
@@ -245,11 +219,11 @@ class ClusterStore:
                     break
             raise fault or StoreUnavailable("no node of the Redis Cluster is known")
 
-    def _ask_for_slots(self, node: RedisStore, nodes: dict[str, RedisStore]) -> _SlotMap:
+    def _ask_for_slots(self, node: RedisStore, nodes: dict[str, RedisStore]) -> SlotMap:
         """Return the slots that a node reports, and close nodes that it no longer names."""
         reply = node.link.command("CLUSTER", "SLOTS", size=SLOTS_BYTES)
         try:
-            slots = sorted((int(first), int(last), _address(at[0], at[1], node)) for first, last, at, *_ in reply)
+            slots = sorted((int(first), int(last), node_address(at[0], at[1], node)) for first, last, at, *_ in reply)
             addresses = dict.fromkeys([*self._seeds, *(address for *_, address in slots)])
             kept = {address: nodes.get(address) or self._open(address) for address in addresses}
         except (TypeError, ValueError, IndexError, ConfigError):
@@ -258,7 +232,7 @@ class ClusterStore:
             ) from None
         for address in nodes.keys() - kept.keys():
             nodes[address].close()
-        return _SlotMap(tuple(slots), kept, time.monotonic())
+        return SlotMap(tuple(slots), kept, time.monotonic())
 
 
 class ClusterLeases:
@@ -279,41 +253,3 @@ class ClusterLeases:
     def release(self, key: Key, owner: str) -> None:
         """See Leases.release."""
         self._store.call_owner(key, lambda node: node.leases.release(key, owner))
-
-
-def _slot(key: Key) -> int:
-    slot: int = key_slot(key.encode())
-    return slot
-
-
-def _parse_url(url: str) -> tuple[list[str], Callable[[str], str]]:
-    """Return the addresses of the seeds, and a function from an address to its URL.
-
-    Raises:
-        ConfigError: The URL is malformed. The message does not quote it, because it may contain a password.
-    """
-    scheme, _, rest = url.partition("+cluster://")
-    place, mark, options = rest.partition("?")
-    user, at, hosts = place.rpartition("@")
-    hosts, _, database = hosts.partition("/")
-    seeds = [host if host.rpartition(":")[2].isdigit() else f"{host}:6379" for host in hosts.split(",")]
-    if any(seed.startswith(":") for seed in seeds) or database not in ("", "0") or "db" in parse_qs(options):
-        raise _malformed()
-
-    def url_of(address: str) -> str:
-        host, _, port = address.rpartition(":")
-        return f"{scheme}://{user}{at}{f'[{host}]' if ':' in host else host}:{port}{mark}{options}"
-
-    return [seed.replace("[", "").replace("]", "") for seed in seeds], url_of
-
-
-def _malformed() -> ConfigError:
-    return ConfigError(
-        "store: this Redis Cluster URL is malformed; it should be like redis+cluster://host:6379,host:6379 (database 0)"
-    )
-
-
-def _address(host: Any, port: Any, asked: RedisStore) -> str:
-    """Return a node's address. A node that does not know its own host has the host where it was asked."""
-    name = (host or b"").decode()
-    return f"{asked.link.address.rpartition(':')[0] if name in ('', '?') else name}:{int(port)}"

@@ -25,12 +25,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
@@ -49,23 +47,16 @@ from ragkv.store.redis_entry import (
 )
 from ragkv.store.redis_leases import RedisLeases, lease_name
 from ragkv.store.redis_link import ServerLink
-from ragkv.store.redis_wire import Command, RespConnection, ServerRefusal
+from ragkv.store.redis_load import RangeLoad, UnexpectedReply
+from ragkv.store.redis_wire import Command, ServerRefusal
 from ragkv.types import Key
 
-PIECE = 2**19
-IN_FLIGHT_BYTES = 2**20
-IN_FLIGHT = 64
-"""Most requests that a connection has in flight."""
 PARALLEL_BYTES = 4 * 2**20
 """Loads of this size use several connections."""
 MAX_CONNECTIONS = 4
 STATS_BATCH = 64
 HEAD_BYTES = 4 * 2**20
 """The deadline for a head allows for this size, because its true size is known only when it has arrived."""
-
-Piece: TypeAlias = tuple[int, str, int, int, int]
-"""(index of its range, name of the value, first byte there, size, first byte in the output buffer). A plain tuple,
-because a load has hundreds."""
 
 
 class RedisStore:
@@ -133,13 +124,13 @@ class RedisStore:
         for part in ranges:
             if part.layer < 0 or part.offset < 0 or part.size < 0:
                 raise EntryCorrupt(f"{key}: {part} lies outside its layer")
-        load = _RangeLoad(self.link, [body_name(key, part.layer) for part in ranges], ranges, out, arrived)
+        load = RangeLoad(self.link, [body_name(key, part.layer) for part in ranges], ranges, out, arrived)
         helpers = self._start_helpers(load) if total >= PARALLEL_BYTES and self._connections > 1 else []
         load.run()
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
-        if isinstance(load.fault, _UnexpectedReply):
+        if isinstance(load.fault, UnexpectedReply):
             raise self._read_error(key, ranges, load.fault)
         if load.fault is not None:
             raise load.fault
@@ -197,14 +188,14 @@ class RedisStore:
             self._threads = None
         self.link.close()
 
-    def _start_helpers(self, load: _RangeLoad) -> list[Future[None]]:
+    def _start_helpers(self, load: RangeLoad) -> list[Future[None]]:
         """Let threads work on a load. They may never start when all are busy or the process was forked; the load does
         not depend on them."""
         with self._lock:
             self._threads = self._threads or ThreadPoolExecutor(self._connections - 1, "ragkv-redis")
             return [self._threads.submit(load.run) for _ in range(self._connections - 1)]
 
-    def _read_error(self, key: Key, ranges: Sequence[Range], unexpected: _UnexpectedReply) -> StoreError:
+    def _read_error(self, key: Key, ranges: Sequence[Range], unexpected: UnexpectedReply) -> StoreError:
         """Return why a piece did not arrive. GETRANGE returns too few bytes for a value that is gone and for a value
         that is too short."""
         if isinstance(unexpected.reply, ServerRefusal):
@@ -216,99 +207,3 @@ class RedisStore:
         if layers is None or (layer < layers and (length == 0 or length >= end)):
             return EntryMissing(f"layer {layer} of {key} is not in {self.link.address}")
         return EntryCorrupt(f"layer {layer} of {key} has {length} bytes, byte {end} was to be read")
-
-
-class _UnexpectedReply(Exception):
-    """A piece was answered with an error, or with another size."""
-
-    def __init__(self, piece: Piece, reply: int | ServerRefusal) -> None:
-        super().__init__()
-        self.piece, self.reply = piece, reply
-
-
-class _Abandoned(Exception):
-    """Closes a connection whose remaining replies nobody will read."""
-
-
-class _RangeLoad:
-    """One read, on which several threads may work.
-
-    Attributes:
-        fault: The first error, which ends the load.
-    """
-
-    def __init__(
-        self, link: ServerLink, names: Sequence[str], ranges: Sequence[Range], out: memoryview, arrived: Arrived
-    ) -> None:
-        self.fault: BaseException | None = None
-        self._link, self._out, self._arrived = link, out, arrived
-        self._deadline = link.deadline(out.nbytes)
-        self._lock = threading.Lock()
-        self._pieces = _cut(names, ranges)
-        self._missing = [-(-part.size // PIECE) for part in ranges]
-        for number, pieces in enumerate(self._missing):
-            if pieces == 0:
-                arrived(number)
-
-    def run(self) -> None:
-        """Read pieces over one connection until none are left. Errors are stored in `fault`, not raised."""
-        try:
-            pending = deque(self._next_pieces(IN_FLIGHT_BYTES, IN_FLIGHT))
-            if not pending:
-                return
-            with self._link.connection() as wire:
-                in_flight = self._request(wire, pending)
-                while pending:
-                    number, _, _, size, at = piece = pending.popleft()
-                    reply = wire.fill(self._out[at : at + size], min(self._deadline, self._link.deadline(size)))
-                    if reply != size:
-                        self._fail(_UnexpectedReply(piece, reply))
-                    in_flight -= size
-                    if in_flight <= IN_FLIGHT_BYTES // 2 and len(pending) <= IN_FLIGHT // 2:
-                        more = self._next_pieces(IN_FLIGHT_BYTES - in_flight, IN_FLIGHT - len(pending))
-                        in_flight += self._request(wire, more)
-                        pending.extend(more)
-                    if self.fault is None:
-                        self._count(number)
-                    if self.fault is not None:
-                        raise _Abandoned
-        except _Abandoned:
-            pass
-        except BaseException as fault:
-            self._fail(fault)
-
-    def _request(self, wire: RespConnection, pieces: Iterable[Piece]) -> int:
-        """Request pieces and return their bytes."""
-        wire.send((("GETRANGE", name, start, start + size - 1) for _, name, start, size, _ in pieces), self._deadline)
-        return sum(size for *_, size, _ in pieces)
-
-    def _next_pieces(self, room: int, count: int) -> list[Piece]:
-        """Take the next pieces, at most `count` and not many more than `room` bytes; none after a fault."""
-        pieces: list[Piece] = []
-        with self._lock:
-            while self.fault is None and room > 0 and len(pieces) < count and (piece := next(self._pieces, None)):
-                pieces.append(piece)
-                room -= piece[3]
-        return pieces
-
-    def _count(self, number: int) -> None:
-        """Count a piece of a range that has arrived, and report the range when it is whole."""
-        with self._lock:
-            self._missing[number] -= 1
-            whole = self._missing[number] == 0
-        if whole:
-            try:
-                self._arrived(number)
-            except BaseException as fault:
-                self._fail(fault)
-
-    def _fail(self, fault: BaseException) -> None:
-        with self._lock:
-            self.fault = self.fault or fault
-
-
-def _cut(names: Sequence[str], ranges: Sequence[Range]) -> Iterator[Piece]:
-    starts = accumulate((part.size for part in ranges), initial=0)
-    for number, (name, part, at) in enumerate(zip(names, ranges, starts, strict=False)):
-        for done in range(0, part.size, PIECE):
-            yield number, name, part.offset + done, min(PIECE, part.size - done), at + done

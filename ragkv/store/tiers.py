@@ -20,7 +20,6 @@ turned out to be damaged.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -40,38 +39,13 @@ from ragkv.store.format.head import Head
 from ragkv.store.format.layout import BlockRanges, Layout, Numbers, block_ranges
 from ragkv.store.head_cache import HeadCache
 from ragkv.store.shared_pool import SharedPool
+from ragkv.store.tier import FetchBlocks, LoadedBlocks, ResidentBlocks, Tier, TierBytes
 from ragkv.types import Key
 
 logger = logging.getLogger(__name__)
 
 HEADS_SHARE = 8
 """One part in `HEADS_SHARE` of the host budget is used for head records."""
-
-
-class TierBytes(Counter[str]):
-    """Bytes loaded, by the name of the tier that had them: `gpu`, `host` or `store`.
-
-    Attributes:
-        layers: [L], the same bytes by layer, for each tier.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers: dict[str, Numbers] = {}
-
-    def add(self, tier: str, layers: Numbers) -> None:
-        """Count blocks of a tier: their bytes by layer [L]."""
-        self.layers[tier] = self.layers[tier] + layers if tier in self.layers else layers
-        self[tier] += int(layers.sum())
-
-    def clear(self) -> None:
-        """Count from 0 again."""
-        super().clear()
-        self.layers.clear()
-
-
-FetchBlocks = Callable[[BlockRanges], Tensor]
-"""Fetches block ranges as uint8 bytes, one range after another. Raises StoreError."""
 
 
 @dataclass(frozen=True)
@@ -85,127 +59,6 @@ class TierBudgets:
 
     host: int = 0
     gpu: int = 0
-
-
-@dataclass(frozen=True)
-class LoadedBlocks:
-    """Blocks of one chunk as rows.
-
-    Attributes:
-        rows: Per layer (k, v), each [m, Hkv, d], before RoPE.
-        tier_bytes: Bytes by the tier that had them. Their sum is the size of the blocks.
-    """
-
-    rows: list[tuple[Tensor, Tensor]]
-    tier_bytes: TierBytes
-
-
-@dataclass(frozen=True, eq=False)
-class ResidentBlocks:
-    """Blocks of one chunk that stay in memory of the model's device until `release` is called.
-
-    Attributes:
-        key: The chunk.
-        addresses: [L, B]. Address of each block, 0 for those that were not asked for or are not there.
-        release: Unpins the blocks. Call it once.
-    """
-
-    key: Key
-    addresses: Numbers
-    release: Callable[[], None]
-
-
-class Tier:
-    """A pool of blocks over a slower source. Thread-safe.
-
-    Block ranges are whole rows of `row_bytes` bytes, and so are the pool's slots.
-    """
-
-    def __init__(self, name: str, pool: BlockPool):
-        """Create a tier whose name is used in `TierBytes`."""
-        self.name, self.pool = name, SharedPool(pool)
-
-    def acquire(
-        self, key: Key, row_bytes: int, ranges: BlockRanges, below: FetchBlocks, tier_bytes: TierBytes
-    ) -> Numbers | None:
-        """Pin blocks in the pool and fetch those that are missing.
-
-        Args:
-            key: The chunk.
-            row_bytes: Bytes of one row.
-            ranges: The blocks.
-            below: Fetches missing blocks.
-            tier_bytes: The bytes that were in this pool are added here.
-
-        Returns:
-            The slots of the blocks [m], in order, pinned until `pool.release`; None when the pool has no room for them.
-
-        Raises:
-            StoreError: `below` failed.
-        """
-        if len(ranges) > self.pool.slots:
-            return None
-        slots, missing, hits = np.full(len(ranges), -1), np.arange(len(ranges)), np.zeros(ranges.layers, np.int64)
-        try:
-            while missing.shape[0]:
-                requested = ranges.select(missing)
-                claim = self.pool.claim(key, requested)
-                if claim is None:
-                    self.pool.release(slots)
-                    return None
-                slots[missing] = claim.slots
-                hits += requested.select(np.flatnonzero(claim.slots >= 0)).layer_bytes
-                if claim.own.shape[0]:
-                    fetched = False
-                    try:
-                        own = requested.select(claim.own)
-                        self._copy(below(own), claim.own_slots, own, row_bytes)
-                        fetched = True
-                    finally:
-                        self.pool.land(key, claim, ranges.grid, fetched)
-                    slots[missing[claim.own]] = claim.own_slots
-                for flight in claim.others:
-                    flight.landed.wait()
-                # A fetch by another request may have failed. This request then tries itself.
-                missing = np.flatnonzero(slots < 0)
-        except BaseException:
-            self.pool.release(slots)
-            raise
-        tier_bytes.add(self.name, hits)
-        return slots
-
-    def fetch(self, key: Key, row_bytes: int, ranges: BlockRanges, below: FetchBlocks, tier_bytes: TierBytes) -> Tensor:
-        """Copy blocks out of the pool, or fetch them from below when the pool has no room. The arguments are those
-        of `acquire`.
-
-        Returns:
-            The bytes of the blocks, one after another, uint8.
-
-        Raises:
-            StoreError: `below` failed.
-        """
-        slots = self.acquire(key, row_bytes, ranges, below, tier_bytes)
-        if slots is None:
-            return below(ranges)
-        try:
-            data = self.pool.data
-            rows = _row_indices(self.pool.starts(slots), ranges, row_bytes).to(data.device)
-            size = (len(rows), row_bytes)
-            out = torch.empty(size, dtype=torch.uint8, device=data.device, pin_memory=data.is_pinned())
-            return torch.index_select(data.view(-1, row_bytes), 0, rows, out=out).flatten()
-        finally:
-            self.pool.release(slots)
-
-    def _copy(self, raw: Tensor, slots: Numbers, ranges: BlockRanges, row_bytes: int) -> None:
-        """Copy the bytes of blocks, one after another, into their slots."""
-        data, rows = self.pool.data.view(-1, row_bytes), _row_indices(self.pool.starts(slots), ranges, row_bytes)
-        if data.device.type == "cpu":
-            # numpy, not torch: torch would start a second team of OpenMP threads for the prefetch thread. When there
-            # are more of them than processors, libgomp's threads sleep instead of spinning, and every layer of the
-            # model waits for them to wake. Measured: a fifth of the time to the first token.
-            data.numpy()[rows.numpy()] = raw.view(-1, row_bytes).numpy()
-        else:
-            data.index_copy_(0, rows.to(data.device), raw.to(data.device, non_blocking=True).view(-1, row_bytes))
 
 
 class Tiers:
@@ -396,13 +249,6 @@ def _with_store_bytes(tier_bytes: TierBytes, ranges: BlockRanges) -> TierBytes:
 def _transfer_format(layout: Layout, pool: SharedPool) -> TransferFormat:
     shape, near = layout.shape, pool.data.is_cuda
     return TransferFormat(layout.body, layout.block, shape.kv_heads, shape.head_dim, layout.dtype, near)
-
-
-def _row_indices(starts: Numbers, ranges: BlockRanges, row_bytes: int) -> Tensor:
-    """Return the rows that the block ranges take up when they begin at byte offsets `starts`, multiples of a row."""
-    counts = ranges.size // row_bytes
-    first = starts // row_bytes - (counts.cumsum() - counts)
-    return torch.from_numpy(np.arange(int(counts.sum())) + first.repeat(counts))
 
 
 def _run_and_log(work: Callable[[], None]) -> None:

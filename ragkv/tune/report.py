@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from ragkv.engine.registry import FULL
 from ragkv.evaluation.evidence import packaged_evidence
-from ragkv.evaluation.quality import QualityOutcome, QualityParams, ask_all
+from ragkv.evaluation.quality import QualityParams, ask_all
+from ragkv.evaluation.quality_figures import QualityOutcome
 from ragkv.evaluation.score import f1, interval
 from ragkv.evaluation.sets import QuestionSet, SetQuestion
 from ragkv.model.decoder import DecoderModel

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ragkv.cli import run
-from ragkv.cli.ask import SENTENCE, Printer, _for_few, footer, sentence_of
+from ragkv.cli.answer_text import SENTENCE, footer, sentence_of
+from ragkv.cli.ask import Printer, _for_few
 from ragkv.config import Settings
 from ragkv.engine.service_rules import rule_report
 from ragkv.passages import Citation, Mark

@@ -22,6 +22,7 @@ from typer.main import get_command
 from ragkv import config
 from ragkv.catalog import Catalog
 from ragkv.cli import app, run
+from ragkv.errors import ConfigError
 from ragkv.ingest.jobs import Jobs
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import Document
@@ -159,8 +160,11 @@ def test_a_wrong_setting_is_one_line_and_exit_2(
         ("RAGKV_TOPK", "did you mean RAGKV_TOP_K?"),
         ("ragkv_modle", "RAGKV_MODEL?"),
         ("RAGKV_X", "see docs/settings.md"),
-        ("RAGKV_OCR_SECONDS", "RAGKV_OCR_PAGES?"),
-        ("RAGKV_REPLICA_REQUESTS", "RAGKV_BATCH?"),
+        ("RAGKV_OCR_SECONDS", "RAGKV_OCR=50"),
+        ("RAGKV_REPLICA_REQUESTS", "it follows from RAGKV_BATCH"),
+        ("RAGKV_MAX_REPLICAS", "write RAGKV_REPLICAS=2-8"),
+        ("RAGKV_OIDC_READERS", "write RAGKV_OIDC_ROLES='CLAIM: VALUE=reader, VALUE=writer'"),
+        ("RAGKV_PAGED", "write RAGKV_GRAPHS=paged"),
     ],
 )
 def test_a_misspelt_setting_is_named_by_every_command_with_the_nearest_name(
@@ -175,11 +179,24 @@ def test_a_misspelt_setting_is_named_by_every_command_with_the_nearest_name(
     assert ragkv("ls", "--data", data).err == ""
 
 
+@pytest.mark.parametrize("name", config.RETIRED)
+def test_a_setting_that_there_was_is_refused_in_the_file_with_what_to_write_instead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "ragkv.toml").write_text(f"{name.lower()} = 1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        config.load_settings()
+    assert str(caught.value) == f"settings: {name.lower()}: {config.RETIRED[name]}"
+    named = re.findall(r"RAGKV_([A-Z_]+)", config.RETIRED[name])
+    assert {each.lower() for each in named} <= config.Settings.model_fields.keys()
+
+
 def test_a_misspelt_secret_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "ragkv_api_kyes").write_text("geheim")
     (tmp_path / "ragkv_store_secret").write_text("geheim")
     monkeypatch.setattr(config, "SECRETS", tmp_path)
-    assert config.unknown_variables() == [("ragkv_api_kyes", "RAGKV_API_KEYS")]
+    assert config.unknown_variables() == [("ragkv_api_kyes", "did you mean RAGKV_API_KEYS?")]
 
 
 def test_without_a_command_the_help_is_shown(ragkv: Program) -> None:

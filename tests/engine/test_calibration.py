@@ -7,16 +7,18 @@ import pytest
 import torch
 
 from ragkv.engine.calibration import (
-    CalibrationParams,
     CalibrationQuestion,
     CalibrationSet,
-    CalibrationTrial,
     NeedleSetParams,
     calibrate,
     needle_sets,
+    run_trials,
+)
+from ragkv.engine.head_choice import (
+    CalibrationParams,
+    CalibrationTrial,
     pick_heads,
     recall,
-    run_trials,
     smallest_cap,
     stable_layers,
 )

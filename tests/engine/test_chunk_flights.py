@@ -150,7 +150,7 @@ def test_a_chunk_whose_owner_died_is_encoded_when_the_lease_ends(engine: Engine)
 
 def test_a_wait_is_bounded_and_ends_with_an_encoding(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_flights, "LEAST_WAIT", 0.2)
-    monkeypatch.setattr(engine.chunks.flights, "_factor", 1e-6)
+    monkeypatch.setattr(chunk_flights, "WAIT_FACTOR", 1e-6)
     first = keys(engine)[0]
     engine.store.delete(first)
     assert engine.store.leases.take(first, OTHER, 60) == "taken"
@@ -164,7 +164,6 @@ def test_a_wait_is_bounded_and_ends_with_an_encoding(engine: Engine, monkeypatch
 
 def test_the_bound_is_a_multiple_of_what_encoding_takes_and_at_least_a_second(engine: Engine) -> None:
     flights = engine.chunks.flights
-    assert engine.settings.encode_wait == 4
     assert (flights.patience(0.01), flights.patience(2)) == (1, 8)
 
 
@@ -206,16 +205,6 @@ def test_without_leases_everybody_encodes(engine: Engine, monkeypatch: pytest.Mo
     monkeypatch.setattr(engine.store.leases, "take", unavailable)
     assert engine.answer(QUESTION).report.cache.misses == 1
     assert +engine.chunks.flights.counts == {"alone": 1}
-
-
-def test_zero_takes_no_leases(tmp_path: Path) -> None:
-    with quick_engine(tmp_path, encode_wait=0) as engine:
-        ingest(engine, Document("lamp", "lamp", "The lamp of Tarn is kept by Ada Brook."))
-        (first,) = keys(engine)
-        engine.store.delete(first)
-        assert engine.store.leases.take(first, OTHER, 60) == "taken"
-        assert engine.answer(QUESTION).report.cache.misses == 1
-        assert +engine.chunks.flights.counts == {"alone": 2}
 
 
 def test_questions_of_one_process_ask_the_store_as_often_as_one(

@@ -76,7 +76,7 @@ def test_bodies_secrets_and_collections_never_share_an_entry(
         with open_engine(tmp_path, model, embedder, store_body=body, store_secret=secret) as engine:
             for collection in ("mine", "theirs"):
                 stores[f"{body} {secret} {collection}"] = chunk_store_of(
-                    disk, model, engine.fingerprint, collection, body, engine.seal
+                    disk, model, engine.fingerprint, collection, body, engine.chunks.seal
                 )
     assert len({store.key(TOKENS) for store in stores.values()}) == len(stores) == 18
     for one, other in combinations(list(stores)[::5], 2):
@@ -164,5 +164,5 @@ def test_the_secret_is_shown_by_no_setting_and_no_engine(
     assert settings.store_secret.get_secret_value() == SECRET
     with open_engine(tmp_path, model, embedder, store_secret=SECRET) as engine:
         texts = [repr(settings), str(settings), str(settings.model_dump()), settings.model_dump_json()]
-        texts += [repr(engine.seal), engine.fingerprint, str(engine.health())]
+        texts += [repr(engine.chunks.seal), engine.fingerprint, str(engine.health())]
         assert not any(SECRET in text or SECRET.encode().hex() in text for text in texts)

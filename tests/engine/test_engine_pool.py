@@ -10,7 +10,7 @@ import torch
 from ragkv.engine.batch import Batch
 from ragkv.engine.crossover import MEASURED, key_tier
 from ragkv.engine.generation import Sampling, Sequence
-from ragkv.engine.registry import make_decode_policy
+from ragkv.engine.policies import make_decode_policy
 from ragkv.errors import ConfigError
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.kv_cache import ContextCache
@@ -124,7 +124,7 @@ def test_with_a_pool_on_a_gpu_prefills_stay_on_the_gpu_and_long_contexts_are_dec
 ):
     """Nothing computes on a GPU here: only what `auto` is told differs."""
     gpu = torch.device("cuda")
-    monkeypatch.setattr("ragkv.engine.engine.key_tier", lambda _, pool=False: key_tier(gpu, pool))
+    monkeypatch.setattr("ragkv.engine.assembly.key_tier", lambda _, pool=False: key_tier(gpu, pool))
     with fill(quick_engine(tmp_path, pool_bytes=40 * SLOT)) as engine:
         options = engine.prefill(QUESTIONS[0]).prefill_options
     assert (options.prefill_policy.tier, options.decode_policy.tier) == ("gpu", "host")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ragkv.engine.policies import make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
-from ragkv.engine.registry import make_prefill_policy
 from ragkv.errors import ConfigError, InputError
 from ragkv.ingest.pipeline import ingest
 from ragkv.timing import StepTimer

@@ -11,10 +11,10 @@ from ragkv.cli.samples import samples_folder
 from ragkv.engine.decoding import decode
 from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.policies import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.question import prompt_order
-from ragkv.engine.registry import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.errors import ConfigError, InputError
 from ragkv.model.layer_pass import append
 from ragkv.model.profile import Profile

@@ -7,10 +7,11 @@ from ragkv.engine.decoding import decode
 from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
+from ragkv.engine.policies import make_decode_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.question import prompt_order
-from ragkv.engine.registry import make_decode_policy, make_method
+from ragkv.engine.registry import make_method
 from ragkv.model.layer_pass import append
 from ragkv.recompute.samkv import SamKV
 from ragkv.sparse.psa import Psa

@@ -32,8 +32,8 @@ def graph_decoder(model, memory=None):
 
 def paging_engine(path, **settings):
     """Open an engine that reads blocks in place. On a CPU the host tier is the memory of the model's device."""
-    with patch("ragkv.engine.engine.make_graph_decoder", graph_decoder):
-        return fill(quick_engine(path, **{"paged": True, "host_bytes": 2**22, **settings}))
+    with patch("ragkv.engine.assembly.make_graph_decoder", graph_decoder):
+        return fill(quick_engine(path, **{"graphs": "paged", "host_bytes": 2**22, **settings}))
 
 
 def pinned(engine):
@@ -156,9 +156,9 @@ def test_requests_that_join_leave_and_are_cancelled_get_their_own_answers(engine
 )
 def test_a_setting_that_cannot_be_met_is_refused(tmp_path, monkeypatch, settings, said):
     if settings:
-        monkeypatch.setattr("ragkv.engine.engine.make_graph_decoder", graph_decoder)
+        monkeypatch.setattr("ragkv.engine.assembly.make_graph_decoder", graph_decoder)
     with pytest.raises(ConfigError, match=said):
-        quick_engine(tmp_path, paged=True, **settings)
+        quick_engine(tmp_path, graphs="paged", **settings)
 
 
 def test_each_layer_keeps_the_rows_that_are_not_in_its_own_blocks():

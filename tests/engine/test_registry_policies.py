@@ -3,7 +3,7 @@
 import pytest
 
 from ragkv.engine.crossover import MEASURED
-from ragkv.engine.registry import DECODES, PREFILLS, check_prefill_policy, make_decode_policy, make_prefill_policy
+from ragkv.engine.policies import DECODES, PREFILLS, check_prefill_policy, make_decode_policy, make_prefill_policy
 from ragkv.errors import InputError
 from ragkv.model.profile import Profile
 from ragkv.sparse.critiprefill import CritiPrefill

@@ -10,7 +10,7 @@ import torch
 
 from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
-from ragkv.engine.session_manager import MAX_NAME
+from ragkv.engine.session_cache import MAX_NAME
 from ragkv.errors import InputError, NotFound, Outdated
 from ragkv.ingest.pipeline import ingest, remove
 from ragkv.types import AskOptions, Document

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.plot import check_plot, plot
 from ragkv.errors import InputError
-from ragkv.evaluation.quality import QualityFigures, QualityOutcome
+from ragkv.evaluation.quality_figures import QualityFigures, QualityOutcome
 from ragkv.evaluation.score import interval
 from ragkv.evaluation.sets import SetQuestion
 from ragkv.evaluation.table import by_set, markdown, markdown_by_set, rows

@@ -11,11 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from ragkv.errors import InputError, InvalidDocument
+from ragkv.ingest import job_steps, pipeline, turns
 from ragkv.ingest import jobs as ingest_jobs
-from ragkv.ingest import pipeline, turns
 from ragkv.ingest.groups import ingest_all
 from ragkv.ingest.jobs import Jobs
-from ragkv.ingest.pipeline import EMBED_BATCH, IngestOutcome, ingest
+from ragkv.ingest.outcomes import IngestOutcome
+from ragkv.ingest.pipeline import EMBED_BATCH, ingest
 from ragkv.ingest.progress import no_progress
 from ragkv.ingest.turns import IngestTurns
 from ragkv.types import Chunk, Document, Key
@@ -159,7 +160,7 @@ def test_the_pace_of_a_job_is_that_of_its_documents_one_after_another(
 ) -> None:
     """Documents of a group overlap: each is open as long as the whole group."""
     now = [0.0]
-    set_clock(monkeypatch, lambda: now[0], ingest_jobs, pipeline, turns)
+    set_clock(monkeypatch, lambda: now[0], ingest_jobs, job_steps, pipeline, turns)
 
     class Slow(FileEngine):
         def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:

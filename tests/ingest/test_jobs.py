@@ -230,7 +230,7 @@ def test_a_finished_job_is_not_joined(jobs: Jobs, engine: FileEngine) -> None:
 def test_progress_is_recorded_while_a_document_is_ingested(
     jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.ingest.jobs.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("ragkv.ingest.job_steps.REPORT_SECONDS", 0.0)
     job_id, seen = jobs.submit([make_document("a")]), []
     run_next(jobs, engine, lambda: seen.append(jobs.get(job_id)))
     assert {job.status for job in seen} == {"running"}
@@ -241,7 +241,7 @@ def test_progress_is_recorded_while_a_document_is_ingested(
 def test_of_a_small_document_only_the_encoding_is_written_down(
     jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.ingest.jobs.REPORT_SECONDS", 60.0)
+    monkeypatch.setattr("ragkv.ingest.job_steps.REPORT_SECONDS", 60.0)
     job_id, seen = jobs.submit([make_document("a")]), []
     run_next(jobs, engine, lambda: seen.append(jobs.get(job_id)))
     assert {job.stage for job in seen} <= {"", "encode"}

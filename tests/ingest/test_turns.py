@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.ingest.job_table import LOOKED_AT
+from ragkv.ingest.job_queue import LOOKED_AT
 from ragkv.ingest.jobs import Jobs
 from ragkv.ingest.turns import MOST_OPEN, FairShares, IngestTurns
 from tests.ingest.reader import FileEngine, make_document

@@ -24,7 +24,7 @@ from ragkv.api.middleware import issuer as issuer_module
 from ragkv.api.middleware.authenticator import Authenticator
 from ragkv.api.middleware.issuer import FRESH_SECONDS, KEPT_SECONDS, RETRY_SECONDS, IssuerKeys
 from ragkv.api.middleware.keys import Keys, make_key
-from ragkv.api.middleware.tokens import ALGORITHMS, TokenVerifier, read_rules
+from ragkv.api.middleware.tokens import ALGORITHMS, LEEWAY, TokenVerifier, read_rules
 from ragkv.api.runtime.callers import Caller, IssuerAway
 from ragkv.api.runtime.tenants import Tenant
 from ragkv.config import SignInSettings, load_settings
@@ -74,10 +74,8 @@ def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
         chosen = settings(
             folder / "data",
             api_keys=pair,
-            oidc_issuer=issuer.url,
-            oidc_audience=AUDIENCE,
+            oidc_issuer=f"{issuer.url} {AUDIENCE}",
             oidc_tenants="acme, 3f2a=zeta",
-            oidc_leeway=5,
             audit_log=str(audit),
         )
         with serving(chosen) as service:
@@ -137,7 +135,7 @@ def test_a_token_opens_the_dashboard_for_as_long_as_it_is_valid(company: Company
         assert browser.delete("/v1/documents/x", headers=own).json()["code"] == "forbidden"
         assert browser.post("/dashboard/login", data={"key": company.issuer.token(aud="x")}).status_code == 401
     with httpx.Client(base_url=company.service.url) as browser:
-        ends = int(time.time()) - 4  # a second is left of the leeway
+        ends = int(time.time()) - LEEWAY + 1  # a second is left of the leeway
         browser.post("/dashboard/login", data={"key": company.issuer.token(exp=ends)})
         assert browser.get("/v1/documents").status_code == 200
         time.sleep(2.1)
@@ -154,7 +152,7 @@ def test_an_api_key_counts_beside_tokens(company: Company) -> None:
 
 NOW = time.time()
 WRONG_CLAIMS: dict[str, dict[str, Any]] = {
-    "expired": {"exp": int(NOW) - 60},
+    "expired": {"exp": int(NOW) - 3600},
     "without an end": {"exp": None},
     "an end that is no number": {"exp": "never"},
     "an end that no clock can show": {"exp": 10**400},
@@ -291,8 +289,9 @@ class Clock:
 
 
 def verifier(issuer: Issuer, clock: Clock, **more: Any) -> TokenVerifier:
-    chosen = SignInSettings(oidc_issuer=issuer.url, oidc_audience=AUDIENCE, oidc_tenants="acme", **more)
-    return TokenVerifier(read_rules(chosen, Keys()), IssuerKeys(issuer.url, chosen.oidc_jwks_url, clock))
+    given = {"oidc_issuer": f"{issuer.url} {AUDIENCE}", "oidc_tenants": "acme", **more}
+    chosen = SignInSettings(**given)
+    return TokenVerifier(read_rules(chosen, Keys()), IssuerKeys(issuer.url, chosen.issuer[2], clock))
 
 
 def test_a_new_key_of_the_issuer_is_found_and_a_removed_one_is_not_used_for_ever() -> None:
@@ -362,7 +361,7 @@ def test_while_the_issuer_is_away_known_keys_count_for_a_day() -> None:
     async def lose() -> None:
         clock = Clock()
         with issuing() as issuer:
-            made = verifier(issuer, clock, oidc_leeway=600)
+            made = verifier(issuer, clock)
             token, port = issuer.token(), int(issuer.url.rpartition(":")[2])
             keys = issuer.keys
             assert await made.caller_of(token) is not None
@@ -388,7 +387,7 @@ def test_a_service_whose_issuer_never_answered_starts_and_says_that_it_cannot_ve
     with issuing() as issuer:
         token, url = issuer.token(), issuer.url
     key, pair = make_key("acme")
-    with serving(settings(tmp_path, api_keys=pair, oidc_issuer=url, oidc_audience=AUDIENCE)) as service:
+    with serving(settings(tmp_path, api_keys=pair, oidc_issuer=f"{url} {AUDIENCE}")) as service:
         for path in ("/v1/documents", "/v1/models"):
             answer = httpx.get(service.url + path, headers={"Authorization": f"Bearer {token}"})
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
@@ -425,7 +424,7 @@ def test_keys_may_be_elsewhere_where_a_setting_says_so() -> None:
     async def ask() -> None:
         with issuing() as issuer, issuing() as elsewhere:
             elsewhere.keys = issuer.keys
-            made = verifier(issuer, Clock(), oidc_jwks_url=f"{elsewhere.url}/keys")
+            made = verifier(issuer, Clock(), oidc_issuer=f"{issuer.url} {AUDIENCE} {elsewhere.url}/keys")
             assert await made.caller_of(issuer.token()) is not None
             assert (issuer.asked, elsewhere.asked) == ([], ["/keys"])
 
@@ -457,8 +456,12 @@ def test_a_key_for_encryption_verifies_no_token() -> None:
 def test_claims_may_be_nested_and_named_like_addresses() -> None:
     async def ask() -> None:
         with issuing() as issuer:
-            nested = {"oidc_tenant_claim": "https://example.org/tenant", "oidc_role_claim": "access.roles"}
-            made = verifier(issuer, Clock(), **nested, oidc_readers="viewer", oidc_writers="editor,owner")
+            made = verifier(
+                issuer,
+                Clock(),
+                oidc_tenants="https://example.org/tenant: acme",
+                oidc_roles="access.roles: viewer=reader, editor=writer, owner=writer",
+            )
             claims = {"https://example.org/tenant": "acme", "access": {"roles": ["owner"]}}
             caller = await made.caller_of(issuer.token(**claims, tenant=None, roles=None))
             assert caller is not None
@@ -472,10 +475,8 @@ def test_a_whole_issuer_may_be_one_tenant() -> None:
     async def ask() -> None:
         with issuing() as issuer:
             whole = SignInSettings(
-                oidc_issuer=issuer.url,
-                oidc_audience=AUDIENCE,
-                oidc_tenant_claim="iss",
-                oidc_tenants=f"{issuer.url}=acme",
+                oidc_issuer=f"{issuer.url} {AUDIENCE}",
+                oidc_tenants=f"iss: {issuer.url}=acme",
             )
             made = TokenVerifier(read_rules(whole, Keys()), IssuerKeys(issuer.url))
             caller = await made.caller_of(issuer.token(tenant=None))
@@ -491,19 +492,23 @@ def test_a_whole_issuer_may_be_one_tenant() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"oidc_audience": ""}, "RAGKV_OIDC_AUDIENCE"),
+        ({"oidc_issuer": "https://login.example.org"}, "RAGKV_OIDC_ISSUER: name the audience"),
         ({"oidc_tenants": ""}, "RAGKV_OIDC_TENANTS"),
         ({"oidc_tenants": "a b"}, "RAGKV_OIDC_TENANTS"),
-        ({"oidc_readers": "", "oidc_writers": ""}, "RAGKV_OIDC_READERS"),
-        ({"oidc_readers": "all", "oidc_writers": "all"}, "RAGKV_OIDC_READERS"),
-        ({"oidc_role_claim": ""}, "RAGKV_OIDC_ROLE_CLAIM"),
-        ({"oidc_issuer": "http://login.example.org"}, "https"),
-        ({"oidc_issuer": "login.example.org"}, "RAGKV_OIDC_ISSUER"),
-        ({"oidc_jwks_url": "http://login.example.org/keys"}, "RAGKV_OIDC_JWKS_URL"),
+        ({"oidc_tenants": ": acme"}, "RAGKV_OIDC_TENANTS: name the claim"),
+        ({"oidc_roles": ""}, "RAGKV_OIDC_ROLES"),
+        ({"oidc_roles": "roles:"}, "RAGKV_OIDC_ROLES"),
+        ({"oidc_roles": "all=reader, all=writer"}, "RAGKV_OIDC_ROLES"),
+        ({"oidc_roles": "roles: owner"}, "RAGKV_OIDC_ROLES: 'owner' is neither"),
+        ({"oidc_roles": ": reader"}, "RAGKV_OIDC_ROLES: name the claim"),
+        ({"oidc_issuer": "http://login.example.org ragkv"}, "https"),
+        ({"oidc_issuer": "login.example.org ragkv"}, "RAGKV_OIDC_ISSUER"),
+        ({"oidc_issuer": "https://login.example.org ragkv http://login.example.org/keys"}, "RAGKV_OIDC_ISSUER"),
+        ({"oidc_issuer": "https://login.example.org ragkv https://login.example.org/keys more"}, "oidc_issuer"),
     ],
 )
 def test_settings_that_would_let_in_nobody_or_everybody_are_refused(wrong: dict[str, str], told: str) -> None:
-    good = {"oidc_issuer": "https://login.example.org", "oidc_audience": AUDIENCE, "oidc_tenants": "acme"}
+    good = {"oidc_issuer": f"https://login.example.org {AUDIENCE}", "oidc_tenants": "acme"}
     with pytest.raises(ConfigError, match=told):
         create_app(load_settings(**{**good, **wrong, "dashboard": False}))
 

@@ -14,16 +14,10 @@ from torch import Tensor
 from ragkv.engine.decoding import decode
 from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.policies import make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
-from ragkv.engine.registry import (
-    ALONE,
-    COMPARING,
-    METHODS,
-    make_decode_policy,
-    make_method,
-    make_prefill_policy,
-)
+from ragkv.engine.registry import ALONE, COMPARING, METHODS, make_method
 from ragkv.engine.self_test import self_test
 from ragkv.errors import InputError, ModelUnsupported
 from ragkv.model.decoder import DecoderModel

@@ -16,9 +16,10 @@ from ragkv.engine.decoding import decode
 from ragkv.engine.generation import Sampling
 from ragkv.engine.kv_transfer import make_kv_transfer
 from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.policies import make_decode_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
-from ragkv.engine.registry import FULL, METHOD_NAMES, make_decode_policy, make_method
+from ragkv.engine.registry import FULL, METHOD_NAMES, make_method
 from ragkv.engine.self_test import self_test
 from ragkv.errors import ConfigError, ModelUnsupported
 from ragkv.kernels import rows as reference

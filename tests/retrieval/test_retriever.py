@@ -19,18 +19,11 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, Changes, DocumentVersion, EmbedderIdentity
 from ragkv.errors import ConfigError, ModelNotFound, StoreFull
-from ragkv.retrieval import (
-    Embedder,
-    Retrieval,
-    Retriever,
-    SearchScope,
-    make_embedder,
-    multilingual,
-    open_earlier,
-)
+from ragkv.retrieval import Embedder, Retrieval, Retriever, SearchScope, make_embedder, multilingual, open_earlier
 from ragkv.retrieval.embedder import PACKAGED, PACKAGED_SHA256, check_weights
 from ragkv.retrieval.index import VectorIndex
-from ragkv.retrieval.retriever import MOST_KEPT, fuse
+from ragkv.retrieval.question_vectors import MOST_KEPT
+from ragkv.retrieval.ranking import fuse
 from ragkv.types import Chunk, Document, Key
 from tests.ingest.reader import DIMENSION, WordEmbedder
 

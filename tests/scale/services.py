@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import redis
 
-from tests.program import served
+from tests.program import SERVE, served
 from tests.redis_cluster import RedisCluster
 
 KEEPERS = ("Ada Brook", "Ivo Marsh", "Otto Lind", "Eva Stone", "Max Field", "Ida Wood")
@@ -96,15 +96,18 @@ def _flights(text: str) -> Iterator[tuple[str, float]]:
 
 
 @contextmanager
-def replicas(folder: Path, cluster: RedisCluster, count: int, **settings: str) -> Iterator[Replicas]:
-    """Start services with the same six documents."""
+def replicas(
+    folder: Path, cluster: RedisCluster, count: int, program: Sequence[str] = SERVE, **settings: str
+) -> Iterator[Replicas]:
+    """Start services with the same six documents. program: as for `served`."""
     given = {"RAGKV_STORE": cluster.url, "RAGKV_HOST_BYTES": "0", "RAGKV_DASHBOARD": "false", **settings}
     with ExitStack() as stack:
         clients = []
         for number in range(count):
             own = folder / str(number)
             own.mkdir()
-            _, client = stack.enter_context(served(own, **given))
+            service = served(own, program, new_interpreter=program is not SERVE, **given)
+            _, client = stack.enter_context(service)
             clients.append(client)
         for client in clients:
             job = client.post("/v1/documents?wait=true", json={"documents": DOCUMENTS}).json()

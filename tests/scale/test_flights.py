@@ -6,12 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.program import SERVE
 from tests.redis_cluster import redis_cluster
 from tests.scale.services import DOCUMENTS, Replicas, hits, misses, replicas
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(300)]
 
 CHUNKS, ROUNDS = len(DOCUMENTS), 3
+PATIENT = (
+    "-c",
+    "from ragkv.engine import chunk_flights; chunk_flights.WAIT_FACTOR = 1e4; from ragkv.cli import main; main()",
+    *SERVE,
+)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +25,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     """Three services. They wait long for each other: a busy machine must not end a wait."""
     with (
         redis_cluster() as cluster,
-        replicas(tmp_path_factory.mktemp("three"), cluster, 3, RAGKV_ENCODE_WAIT="10000") as running,
+        replicas(tmp_path_factory.mktemp("three"), cluster, 3, PATIENT) as running,
     ):
         yield running
 

@@ -85,7 +85,7 @@ def deploy(client: httpx.Client, port: int, **arguments: Any) -> None:
     configuration = serve_configuration()
     configuration["http_options"] |= {"host": "127.0.0.1", "port": port}
     (application,) = configuration["applications"]
-    application["args"] |= {"threads": 1, "max_replicas": 0, **arguments}
+    application["args"] |= {"threads": 1, "replicas": 2, **arguments}
     sent = client.put("/api/serve/applications/", json=configuration)
     assert sent.status_code == 200, sent.text
     until = time.monotonic() + 240
@@ -129,5 +129,5 @@ def test_the_configuration_of_the_manifest_serves_and_is_changed_without_losing_
 def test_settings_that_allow_no_replicas_are_refused() -> None:
     from ragkv.api.replicas.deployment import application
 
-    with pytest.raises(ConfigError, match="--max-replicas 2 is less than --replicas 3"):
-        application({"replicas": 3, "max_replicas": 2})
+    with pytest.raises(ConfigError, match="3-2 has more replicas before the hyphen"):
+        application({"replicas": "3-2"})

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.sparse.indexing import true_indices
-from ragkv.sparse.lfps import Lfps, prompt_tables, sink_ratio, thresholds
+from ragkv.sparse.lfps import Lfps, prompt_tables
+from ragkv.sparse.lfps_candidates import sink_ratio, thresholds
 from ragkv.sparse.lfps_tables import RUN, SMALLEST, KeyScores, ScoreTable
 from tests.sparse.toy_request import GROUPINGS, assert_matches_dense, greedy, make_request, normal
 from tests.tiny import model, tokens

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ragkv.sparse.lfps import Lfps, thresholds
+from ragkv.sparse.lfps import Lfps
+from ragkv.sparse.lfps_candidates import thresholds
 from ragkv.sparse.lfps_tables import TableMoments
 from tests.sparse.naive_lfps import NaiveLfps
 from tests.sparse.toy_request import Request, make_request

@@ -13,7 +13,8 @@ from redis.cluster import RedisCluster
 
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import KVStore
-from ragkv.store.disk_store import CHECK, PAGE, PREAMBLE, DiskStore
+from ragkv.store.disk_entry import CHECK, PAGE, PREAMBLE
+from ragkv.store.disk_store import DiskStore
 from ragkv.store.format.codec import fetch_blocks, offsets, unpack
 from ragkv.store.format.head import FRAME, unpack_head
 from ragkv.store.format.layout import block_ranges

@@ -18,7 +18,8 @@ import pytest
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreUnavailable
 from ragkv.store.base import Range, StoreStats, Swept
-from ragkv.store.disk_store import PAGE, DiskStore
+from ragkv.store.disk_entry import PAGE
+from ragkv.store.disk_store import DiskStore
 from ragkv.types import Key
 
 ROOT = Path(__file__).resolve().parents[2]

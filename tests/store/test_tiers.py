@@ -17,7 +17,8 @@ from ragkv.store.base import Arrived, Range, ignore
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.format.head import Head, unpack_head
 from ragkv.store.format.layout import BODIES, Layout
-from ragkv.store.tiers import TierBudgets, TierBytes, Tiers
+from ragkv.store.tier import TierBytes
+from ragkv.store.tiers import TierBudgets, Tiers
 from ragkv.types import ChunkKV, Key
 from tests.store.chunks import (
     FINGERPRINT,

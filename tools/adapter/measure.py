@@ -23,7 +23,8 @@ from benchmarks.natural import natural_sets, pages
 from benchmarks.plot import check_plot
 from ragkv.errors import InputError
 from ragkv.evaluation.evidence import packaged_evidence
-from ragkv.evaluation.quality import NO_CONTEXT, QualityOutcome, QualityParams, ask_all, check_fits
+from ragkv.evaluation.quality import NO_CONTEXT, QualityParams, ask_all, check_fits
+from ragkv.evaluation.quality_figures import QualityOutcome
 from ragkv.evaluation.score import interval
 from ragkv.evaluation.sets import QuestionSet
 from ragkv.model.decoder import DecoderModel

@@ -15,7 +15,8 @@ from random import Random
 
 from benchmarks.natural import NATURAL, natural_sets
 from ragkv.evaluation.evidence import packaged_evidence
-from ragkv.evaluation.quality import QualityOutcome, QualityParams, ask_all
+from ragkv.evaluation.quality import QualityParams, ask_all
+from ragkv.evaluation.quality_figures import QualityOutcome
 from ragkv.evaluation.sets import GoldSpan, QuestionSet, SetQuestion
 from ragkv.model.decoder import DecoderModel
 from tools.demo_model.bank import load

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 CLIENT = {
     "Clients": ("ragkv.client.Client", "ragkv.client.AsyncClient"),
     "Answers": ("ragkv.report.Answer", "ragkv.report.Citation", "ragkv.report.Report", "ragkv.passages.SearchResult"),
-    "What the methods return": ("ragkv.client.models",),
+    "What the methods return": ("ragkv.client.models", "ragkv.client.document_models", "ragkv.client.job_models"),
 }
 """Headings and dotted names of the page of the client: the stable part of the Python code."""
 

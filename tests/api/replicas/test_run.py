@@ -32,7 +32,7 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"replicas": 3, "max_replicas": 2}, "--max-replicas 2 is less than --replicas 3"),
+        ({"replicas": "3-2"}, "replicas: .*3-2 has more replicas before the hyphen than behind it"),
         ({"replicas": 2, "device": "cuda:1"}, "every replica has a GPU of its own"),
         ({"replicas": 2, "device": "spread"}, "every replica has a GPU of its own"),
     ],
@@ -40,3 +40,11 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
 def test_settings_that_allow_no_replicas_are_refused(given: dict[str, str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         check_settings(load_settings(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [("0", (0, 0)), ("2", (2, 2)), (2, (2, 2)), ("2-8", (2, 8)), ("0-4", (1, 4)), ("0-0", (0, 0))],
+)
+def test_replicas_are_a_number_or_the_fewest_and_the_most(given: object, counts: tuple[int, int]) -> None:
+    assert load_settings(replicas=given).replica_counts == counts

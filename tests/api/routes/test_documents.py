@@ -106,7 +106,7 @@ def test_putting_unchanged_content_does_nothing(service: Service) -> None:
 
 def test_a_document_shows_its_size_hash_and_times(service: Service) -> None:
     shown = put(service, "known", SAYS, "put", wait=True).json()
-    size = service.engine_thread.catalog_service.token_bytes
+    size = service.engine_thread.catalog_service.kv.token_bytes
     assert {name: shown[name] for name in ("id", "collection", "title", "metadata", "chunks", "bytes")} == {
         "id": "known", "collection": "put", "title": "Lamp", "metadata": {"year": 1889}, "chunks": 1, "bytes": 38,
     }  # fmt: skip

@@ -23,6 +23,7 @@ import torch
 from ragkv.catalog import Catalog
 from ragkv.engine.engine import Engine
 from ragkv.engine.loop import ServingLoop
+from ragkv.engine.opening import OpenedParts
 from ragkv.engine.request import Request
 from ragkv.errors import Expired
 from ragkv.model.decoder import DecoderModel
@@ -77,13 +78,13 @@ def open_small(data: Path, paged: bool = False) -> Engine:
         pool_bytes=POOL_SLOTS * SLOT,
         conversation_bytes=400_000,
         group_tokens=256,
-        paged=paged,
+        graphs="paged" if paged else True,
     )
     store = open_store(chosen.store, chosen.data, chosen.store_timeout, chosen.store_ttl, chosen.store_bytes)
     catalog = Catalog.open(chosen.data / "catalog.sqlite")
     retriever = Retriever(catalog, WordEmbedder(), chosen.data / "index")
-    with patch("ragkv.engine.engine.make_graph_decoder", _graph_decoder if paged else lambda model, memory: None):
-        return fill(Engine(chosen, small_model(), store, catalog, retriever), NAMES)
+    with patch("ragkv.engine.assembly.make_graph_decoder", _graph_decoder if paged else lambda model, memory: None):
+        return fill(Engine(chosen, OpenedParts(small_model(), store, catalog, retriever)), NAMES)
 
 
 def _graph_decoder(model: DecoderModel, memory: BlockPoolMemory | None) -> GraphDecoder:

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from ragkv.api.runtime import connections
-from ragkv.api.runtime.connections import BODY_SECONDS, HEAD_SECONDS, Connections
+from ragkv.api.runtime.connection_count import Connections
+from ragkv.api.runtime.connections import BODY_SECONDS, HEAD_SECONDS
 from tests.api.conftest import Service, serving, settings
 
 HEAD = b"POST /v1/answers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n"

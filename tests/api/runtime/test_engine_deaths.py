@@ -15,7 +15,7 @@ from ragkv.api.runtime import engine_thread as module
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.engine.loop import ServingLoop
 from ragkv.errors import Restarting
-from ragkv.ingest import jobs as jobs_module
+from ragkv.ingest import job_steps
 from ragkv.types import AskOptions, Document
 from tests.api.conftest import HARBOUR, Service, serving, settings
 from tests.api.runtime.test_engine_thread import running, until
@@ -98,14 +98,14 @@ def test_one_that_dies_again_begins_later_and_takes_no_requests_meanwhile(
 def test_a_document_that_ends_the_loop_is_set_aside_after_two_deaths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = jobs_module.ingest_steps
+    steps = job_steps.ingest_steps
 
     def deadly(engine: Any, document: Document, check: Any) -> Generator[Any, Any, Any]:
         if document.id == "poison":
             raise SystemExit("of a library")
         return (yield from steps(engine, document, check))
 
-    monkeypatch.setattr(jobs_module, "ingest_steps", deadly)
+    monkeypatch.setattr(job_steps, "ingest_steps", deadly)
     monkeypatch.setattr(module, "PAUSES", (0.0,))
     with running(tmp_path) as engine_thread:
         documents = [Document(name, name, f"The {name} of Orm is old.") for name in ("mill", "poison", "tower")]

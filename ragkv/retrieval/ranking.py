@@ -1,0 +1,46 @@
+"""Rankings of chunks: fused, without copies, and compared with a question (retriever.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragkv.normalisation import folded
+from ragkv.types import Chunk
+
+
+def without_copies(ranked: Sequence[tuple[int, float]], chunks: Mapping[int, Chunk]) -> list[tuple[int, float]]:
+    """Return (row, score) of the chunks that are there, and of those with the same text the first.
+
+    Texts that differ in white space, case and what search does not tell apart are the same. Those that differ in a
+    figure are not.
+    """
+    first: dict[str, tuple[int, float]] = {}
+    for row, score in ranked:
+        if row in chunks:
+            first.setdefault(" ".join(folded(chunks[row].text).casefold().split()), (row, score))
+    return list(first.values())
+
+
+def similarity(question: NDArray[np.float32], chunk: NDArray[np.float32] | None) -> float:
+    """Return the cosine of two unit vectors [dimension]; 0.0 for a chunk that was removed meanwhile."""
+    return 0.0 if chunk is None or chunk.shape != question.shape else float(question @ chunk)
+
+
+def fuse(lists: Sequence[Sequence[int]], rank_constant: int) -> list[tuple[int, float]]:
+    """Fuse rankings by reciprocal rank fusion.
+
+    Args:
+        lists: Rankings of rows, best first.
+        rank_constant: The constant k.
+
+    Returns:
+        (row, score) of every row, best first; score = sum over the lists of 1 / (k + rank), ranks from 1.
+    """
+    scores: dict[int, float] = {}
+    for ranked in lists:
+        for rank, row in enumerate(ranked, start=1):
+            scores[row] = scores.get(row, 0.0) + 1.0 / (rank_constant + rank)
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
