@@ -55,7 +55,9 @@ def parse(data: bytes, limit: int) -> Parsed:
         InvalidDocument: The bytes are no text.
         TooLarge: The text has over `limit` bytes, or MOST_NESTED elements lie in each other.
     """
-    return parse_text(decode(data), limit)
+    source, encoding = decode(data)
+    page = parse_text(source, limit)
+    return page._replace(metadata={**page.metadata, "encoding": encoding}) if encoding else page
 
 
 def parse_text(source: str, limit: int) -> Parsed:
