@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 from ragkv.ingest.formats.base import TextRoom
+from ragkv.ingest.formats.column_words import name_columns
 from ragkv.ingest.formats.sheet_rows import AHEAD, SheetRow, TablesBeside, is_value
 
 TITLE_SHARE = 0.67
@@ -200,8 +201,9 @@ def _next_header(
 def _goes_on(row: SheetRow, below: Sequence[SheetRow], header: SheetRow, above: Collection[SheetRow]) -> bool:
     """Whether a row of texts behind an empty row goes on with the table above, rather than naming columns.
 
-    Where styles tell names from rows, they tell it. Else a row goes on that has a text of the column above again, or
-    that looks like the rows of a column whose name looks like none of them.
+    Where styles tell names from rows, they tell it. Else a row goes on that has a text of the column above again, that
+    looks like the rows of a column whose name looks like none of them, or that has no word that columns are called by
+    where the names have one.
     """
     if not above:
         return False
@@ -218,7 +220,7 @@ def _goes_on(row: SheetRow, below: Sequence[SheetRow], header: SheetRow, above: 
         kinds = set(map(_kind, earlier))
         if _kind(header.cells[column]) not in kinds and _kind(cell) in kinds:
             return all(_kind(other.cells[column]) in kinds for other in below if column in other.cells)
-    return False
+    return name_columns(header.cells.values()) and not name_columns(row.cells.values())
 
 
 def _kind(cell: str) -> tuple[bool, bool, bool, bool]:

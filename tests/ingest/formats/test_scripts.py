@@ -138,6 +138,9 @@ WORD = [
         "東京",
     ),
     (run("a") + "<w:r><w:footnoteReference w:id='7'/></w:r>" + run(" b"), "a [1] b"),
+    (run("10") + run("6", "<w:position w:val='8'/><w:sz w:val='14'/>") + run(" litres"), "10^6 litres"),
+    (run("x") + run("1", "<w:position w:val='-6'/>") + run(" is"), "x_1 is"),
+    (run("as") + run("is", "<w:position w:val='2'/>"), "asis"),
     (run("90", "<w:rPrChange><w:rPr><w:strike/></w:rPr></w:rPrChange>"), "90"),
 ]
 STYLES = (
