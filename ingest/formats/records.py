@@ -30,13 +30,13 @@ _NUMBER = re.compile(r"[+-]?[.,\s]*+\d[\d.,\s]*+%?")
 
 
 def column_names(row: Sequence[str]) -> list[str]:
-    """Return the row if it names columns: its cells are not all numbers, and not all the same. Else return [].
+    """Return the row if it names columns: its cells are no colons, and not all numbers or the same. Else return [].
 
     A name that occurs again has a number: `Amount`, `Amount (2)`.
     """
     names = [" ".join(name.split()) for name in row]
     filled = [name for name in names if name]
-    if all(map(_NUMBER.fullmatch, filled)) or (len(filled) > 1 and len(set(filled)) == 1):
+    if ":" in filled or all(map(_NUMBER.fullmatch, filled)) or (len(filled) > 1 and len(set(filled)) == 1):
         return []
     seen = dict[str, int]()
     for at, name in enumerate(names):

@@ -33,6 +33,7 @@ from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
 from ragkv.engine.structured import Grammars, values_of
+from ragkv.engine.table_lookup import cell_guide
 from ragkv.engine.token_scores import AnswerScores
 from ragkv.engine.whole_values import whole_value
 from ragkv.errors import InputError, NotCalibrated, NotFound, Outdated
@@ -276,7 +277,8 @@ class Questions:
         if request.options.top_log_probabilities is not None:
             request.detokenizer.scores = AnswerScores(request.sequence, self._grammars.tokenizer)
         request.sequence.other = model.prompt.answer(UNKNOWN)[0]
-        request.sequence.guide = self._grammars.guide(sampling.schema, sampling.max_tokens)
+        guide = self._grammars.guide(sampling.schema, sampling.max_tokens)
+        request.sequence.guide = guide or cell_guide(model, request)
         request.sequence.drafter = make_drafter(model, request)
         self._page(request)
         return request

@@ -33,6 +33,7 @@ SHOWN = [
     ("only.<sup><a href='#n4'>4</a></sup> Next", "only. [4] Next"),
     ("only.<sup>4</sup>", "only. [4]"),
     ("in 1987<sup>3</sup>", "in 1987 [3]"),
+    ("said so<sup>[<i><a href='/w'>unreliable source?</a></i>]</sup> and", "said so [unreliable source?] and"),
     ("harbour<sup>3</sup>", "harbour [3]"),
     ("10<sup><a href='#n'>6</a></sup> litres", "10 [6] litres"),
     ("10 <sup>6</sup> litres", "10^6 litres"),
