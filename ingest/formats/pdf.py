@@ -33,7 +33,9 @@ _OCR = "RAGKV_OCR=true with the extra ragkv[ocr] reads them"
 _BLANKS = re.compile(r"(?<![ \xa0])[ \xa0]*+[\t\r][\t\r \xa0]*+")
 _BETWEEN = "\n\n"
 """Separates pages."""
-_NO_TITLE = re.compile(r"untitled.*|.*\.(docx?|odt|rtf|tex|dvi|indd|pptx?|xlsx?|pdf|ps|qxd)", re.IGNORECASE)
+_NO_TITLE = re.compile(
+    r"untitled.*|\((?:anonymous|unspecified)\)|.*\.(docx?|odt|rtf|tex|dvi|indd|pptx?|xlsx?|pdf|ps|qxd)", re.IGNORECASE
+)
 
 
 @dataclass

@@ -126,8 +126,8 @@ class Questions:
     ) -> Report:
         """Return the report with the confidence of the answer, and whether it is withheld."""
         report = replace(report, held=held_of(text, citations))
-        # The names of fields are certain and their first values a surprise: what confidence was fitted on has neither.
-        if not completion.log_probabilities or not request.hits or request.sampling.schema is not None:
+        # What is forced is certain, or a surprise: what confidence was fitted on has neither.
+        if not completion.log_probabilities or not request.hits or request.sequence.guide is not None:
             return report
         evidence = evidence_of(
             completion.log_probabilities,

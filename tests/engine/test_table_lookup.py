@@ -114,6 +114,10 @@ def test_an_answer_is_led_through_the_cell_and_cites_it(engine: Engine) -> None:
         answer = engine.answer("How many freshwater ducks were observed in 2022?", AskOptions(speculation=speculation))
         assert (answer.answer, answer.report.decoding.ended) == ("170", "stop")
         assert answer.citations[0].document_id == "ducks"
+        assert answer.report.confidence is None
+    engine.model.profile = replace(engine.model.profile, confidence=(0.0,) * 7)
+    sure = engine.answer("How many freshwater ducks were observed in 2022?", AskOptions(abstain_below=0.9))
+    assert (sure.answer, sure.report.confidence, sure.report.abstained) == ("170", None, False)
     told = engine.answer("Who is the chief of Lume?", AskOptions(conversation="a"))
     assert (told.answer, engine.catalog.turns("default", "a")[-1].answer) == ("Timo Karr", "Timo Karr")
 

@@ -39,7 +39,7 @@ def test_packed_streams_are_read() -> None:
     assert parse(pdf(packed(painted("Tea"))), LIMIT).text == "Tea"
 
 
-@pytest.mark.parametrize("title", ["untitled", "Microsoft Word - draft.doc", "main.dvi", " "])
+@pytest.mark.parametrize("title", ["untitled", "Microsoft Word - draft.doc", "main.dvi", " ", "(anonymous)"])
 def test_a_meaningless_title_is_dropped(title: str) -> None:
     assert parse(pdf("Tea", info={"Title": title}), LIMIT).title == ""
 
