@@ -18,7 +18,7 @@ _PAUSES = _ENDS + ",—–"
 _CLOSERS = "\"'”’»)]*_"
 _OPENERS = "\"'“‘«(*_¿¡"
 _QUOTE = re.compile(r"(?:\s?>)++ ?")
-_KEY = re.compile(r"(?:[*_]{0,2})[A-ZÀ-Þ][^\W_][\w /&()-]{0,28}:(?:[*_]{0,2})(?:\s|$)")
+_KEY = re.compile(r"(?:[*_]{0,2})[A-ZÀ-Þ](?:[^\W_][\w /&()-]{0,28})?:(?:[*_]{0,2})(?:\s|$)")
 KEY_LENGTH = 32
 WIDE_FROM, _WIDE_TO = "\u2e80", "\uff60"
 """First and last of the letters of Chinese and Japanese, which are two wide. Those of Korean lie between them."""

@@ -85,7 +85,7 @@ def unwrapped(text: str, markdown: bool = False) -> str:
 
 def _with_whole_words(text: str) -> str:
     """Return a text in which words that were broken at a syllable are whole, where it has them so elsewhere."""
-    if _BROKEN_WORD.search(text) is None:
+    if not _breaks_a_word(text):
         return text
     words = set(_WORD.findall(text.lower()))
 
@@ -95,6 +95,16 @@ def _with_whole_words(text: str) -> str:
         return f"{left}{right}{rest}\n" if is_broken else match[0]
 
     return _BROKEN_WORD.sub(whole, text)
+
+
+def _breaks_a_word(text: str) -> bool:
+    """Whether a line of a text ends in a letter and a hyphen, and the next one begins with a letter."""
+    at = text.find("-\n")
+    while at >= 0:
+        if text[max(at - 1, 0)].isalpha() and text[at + 2 : at + 3].isalpha():
+            return True
+        at = text.find("-\n", at + 2)
+    return False
 
 
 def unwrapped_in_place(text: str) -> str:

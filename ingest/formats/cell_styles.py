@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,6 +11,9 @@ from ragkv.ingest.formats.package import PartHandler
 from ragkv.ingest.formats.scripts import END, SUB, SUP, resolved
 
 _SCRIPTS = {"superscript": SUP, "subscript": SUB}
+
+
+_ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
 
 
 class RichText(PartHandler):
@@ -48,7 +52,7 @@ class RichText(PartHandler):
 
     def whole(self) -> str:
         """Return the text, and begin the next one."""
-        text = resolved("".join(self._parts))
+        text = unescaped(resolved("".join(self._parts)))
         self._parts.clear()
         return text
 
@@ -116,6 +120,11 @@ class CellStyles(PartHandler):
                 formats[number] = NumberFormat("" if code.lower() == "general" else code)
             styles.append(CellStyle(formats[number], struck) if code or struck else None)
         return styles
+
+
+def unescaped(text: str) -> str:
+    """Return a text with the characters that workbooks write by their numbers: `_x000D_`."""
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text) if "_x" in text else text
 
 
 def whole(text: str | None) -> int:

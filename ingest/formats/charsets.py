@@ -2,8 +2,8 @@
 
 Labels are those of the WHATWG Encoding Standard, as browsers and mail programs read them: a label means the superset
 that programs write under it, so `gb2312` is GB 18030, `iso-8859-1` is Windows-1252 and `us-ascii` may be UTF-8.
-Python's names are known, too. A label that nobody knows is no reason to guess: the text is UTF-8 or ISO-2022-JP, or it
-is refused. Plain files have no label: what their characters show beyond doubt is their set (detection.py).
+Python's names are known, too. A label that nobody knows, or that is plainly wrong, is no reason to guess: the set is
+what the characters show beyond doubt (detection.py), or the text is refused. The same holds for text without a label.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ _CODECS = {
 }
 """Name in the standard → codecs of Python and of _VENDORS. A later one is tried where an earlier one does not fit."""
 _BEYOND = {
+    **dict.fromkeys(("koi8r",), "koi8-r"),
+    **dict.fromkeys(("koi8u",), "koi8-u"),
+    **dict.fromkeys(("gb-18030", "gb-18030-2000"), "gb18030"),
     **dict.fromkeys(("hz-gb-2312", "hz-gb2312", "hz"), "hz"),
     **dict.fromkeys(("iso-2022-kr", "csiso2022kr"), "iso2022_kr"),
     **dict.fromkeys(("iso-2022-jp-1", "iso-2022-jp-2", "iso-2022-jp-3", "cp50220", "cp50221"), "iso-2022-jp"),
@@ -52,42 +55,75 @@ _UTF8_TOO = {"ascii", "us-ascii", "ansi_x3.4-1968", "iso646-us", "646"}
 """Labels that programs put on everything; Windows-1252 in the standard."""
 _NO_CHARACTERS = {"rot13", "rot-13", "idna", "punycode", "mbcs", "oem", "undefined", "unicode_escape", "string_escape"}
 _NO_CHARACTERS |= {"raw_unicode_escape", "palmos", "x-user-defined"}
+_NUMBERED = re.compile(r"(?:x-)?(?:(?:windows|win|dos|ibm|ms|cp)[-_ ]|windows|win)(\d{3,4})")
+"""A code page of Windows or DOS, as programs spell its number."""
 _UKRAINIAN = str.maketrans("¢∂", "Ґґ")
 _RUSSIAN = str.maketrans("╝╬", "ўЎ")
 _EURO = str.maketrans("¤", "€")
 _FOREIGN_SHARE = 0.4
+_DAMAGE = 2
+"""Most characters that do not fit a label before it may be wrong, rather than the text damaged."""
 
 
-def decode(data: bytes, label: str) -> str:
+def decode(data: bytes, label: str) -> tuple[str, str]:
     """Decode text by the label that its file declares. A few bytes that fit no character become `�`.
 
+    Returns:
+        The text, and the character set that its characters show where that is not the one of the label; else empty.
+
     Raises:
-        InvalidDocument: The label is unknown and the text is not UTF-8, or more than one in a hundred is `�`.
+        InvalidDocument: The label is not known or wrong, and the characters do not show their set.
     """
     name = name_of(label)
     if not name:
-        text = _unlabelled(data)
-        if text is None:
-            raise InvalidDocument(f"its character set {label[:40]!r} is not known; save it as UTF-8")
-        return text
-    return _checked(_decoded(data, name, label), name)
+        return detect(data, f"its character set {label[:40]!r} is not known; save it as UTF-8")
+    if name == WESTERN and (not data.isascii() or b"\x1b" in data):
+        return _western(data, label)
+    text = _decoded(data, name)
+    if text.count("\ufffd") > _DAMAGE and b"\0" not in data:
+        if name != "utf-8" and (whole := _unlabelled(data)) is not None:
+            return whole, "utf-8"
+        if found := _found(data):
+            return found
+    return _checked(text, name), ""
 
 
-def detect(data: bytes) -> str:
-    """Decode text that has no label: it is UTF-8, ISO-2022-JP or, where its words look like it, Windows-1252.
+def _western(data: bytes, label: str) -> tuple[str, str]:
+    """Decode text with a label that programs put on what is in any set, as `decode` does."""
+    if (text := _unlabelled(data)) is not None:
+        return text, "" if label.strip().lower() in _UTF8_TOO else "utf-8"
+    text = _decoded(data, WESTERN)
+    if not _is_western(text) and (found := _found(data)) and found[1] != WESTERN:
+        return found
+    return _checked(text, WESTERN), ""
+
+
+def detect(data: bytes, fault: str = "it is not UTF-8 and names no character set; save it as UTF-8") -> tuple[str, str]:
+    """Decode text that has no label that is known.
+
+    fault: What to say of text whose set is not sure.
+
+    Returns:
+        The text, and its character set; empty for UTF-8.
 
     Raises:
-        InvalidDocument: It is none of them.
+        InvalidDocument: It is no text, or its characters do not show their set.
     """
     if b"\0" in data:
         raise InvalidDocument(f"byte {data.index(0)} is NUL, this is not text")
     text = _unlabelled(data)
-    if text is None:
-        text = data.decode("cp1252", errors="replace")
-        if not _is_western(text):
-            raise InvalidDocument("it is not UTF-8 and names no character set; save it as UTF-8")
-        _checked(text, WESTERN)
-    return text
+    if text is not None:
+        return text, ""
+    found = _found(data)
+    if found is None:
+        raise InvalidDocument(fault)
+    return _checked(found[0], found[1]), found[1]
+
+
+def shown(data: bytes) -> str:
+    """Return the character set that the characters of some text show; empty where it is Unicode or not sure."""
+    found = None if b"\0" in data else _found(data)
+    return found[1] if found else ""
 
 
 def decode_plain(data: bytes, advice: str) -> tuple[str, str]:
@@ -106,24 +142,25 @@ def decode_plain(data: bytes, advice: str) -> tuple[str, str]:
         try:
             text, name = data.decode(), "utf-8"
         except UnicodeDecodeError as error:
-            text, name = _without_mark(data, f"byte {error.start} is not UTF-8 text; {advice}")
+            found = None if b"\0" in data else _found(data)
+            if found is None:
+                raise InvalidDocument(f"byte {error.start} is not UTF-8 text; {advice}") from None
+            text, name = found
         if "\x1b" in text and (japanese := _unlabelled(data)) not in (None, text):
             text, name = str(japanese), "iso-2022-jp"
     check_text(text)
     return _checked(text, name).replace("\r\n", "\n").replace("\r", "\n"), name
 
 
-def _without_mark(data: bytes, fault: str) -> tuple[str, str]:
-    """Return text that is in no Unicode, and its character set. Raises InvalidDocument with the fault."""
+def _found(data: bytes) -> tuple[str, str] | None:
+    """Return text that is in no Unicode, and the character set that its characters show; None where it is not sure."""
     from ragkv.ingest.formats.detection import detected  # most files are UTF-8
 
-    if b"\0" not in data and not _is_unicode(data) and (found := detected(data)):
-        if found[1]:
-            return found
-        text = data.decode("cp1252", errors="replace")
-        if _is_western(text):
-            return text, WESTERN
-    raise InvalidDocument(fault)
+    found = None if _is_unicode(data) else detected(data)
+    if found is None or found[1]:
+        return found
+    text = data.decode("cp1252", errors="replace")
+    return (text, WESTERN) if _is_western(text) else None
 
 
 def _is_unicode(data: bytes) -> bool:
@@ -150,6 +187,8 @@ def name_of(label: str) -> str:
             known = webencodings.lookup(form)
             if known is not None and known.name not in ("replacement", "x-user-defined"):
                 return str(known.name)
+    if numbered := _NUMBERED.fullmatch(plain):
+        return name_of(f"{'windows-' if numbered[1].startswith('125') else 'cp'}{numbered[1]}")
     return _python_name(plain.removeprefix("x-"))
 
 
@@ -165,10 +204,8 @@ def _python_name(label: str) -> str:
     return "" if found.name in _NO_CHARACTERS or "escape" in found.name else found.name
 
 
-def _decoded(data: bytes, name: str, label: str) -> str:
+def _decoded(data: bytes, name: str) -> str:
     """Decode data in the first codec that fits, else in the one that fits best."""
-    if name == WESTERN and label.strip().lower() in _UTF8_TOO and (text := _unlabelled(data)) is not None:
-        return text
     best = ""
     for at, codec in enumerate(_CODECS.get(name, (name,))):
         vendor = _VENDORS.get(codec)
@@ -235,7 +272,7 @@ def _unlabelled(data: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     if any(shift in data for shift in (b"\x1b$B", b"\x1b$@", b"\x1b(J")):
-        return _decoded(data, "iso-2022-jp", "")
+        return _decoded(data, "iso-2022-jp")
     return text
 
 
@@ -251,7 +288,7 @@ def _is_western(text: str) -> bool:
     # Signs inside a word, and accents on letter after letter, which no Western language has.
     foreign_words = (
         re.search(r"[^\W\d_][¡-©«¬®-±²³¶¸¹»-¿ˆ‰†‡‚„“”‹›•˜™][^\W\d_]", text),
-        re.search(r"[a-zß-öø-ÿ][Ÿ¿¡À-ÖØ-Þ]|(?<![aeouAEOU])ÿ|[À-ÖØ-öø-ÿŠšŒœŽžŸ]{4}", text),
+        re.search(r"[a-zß-öø-ÿ][Ÿ¿¡À-ÖØ-Þ]|Ÿ[a-z]|(?<![aeouAEOU])ÿ|[À-ÖØ-öø-ÿŠšŒœŽžŸ]{4}", text),
     )
     return not any(foreign_words)
 

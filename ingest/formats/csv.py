@@ -25,8 +25,8 @@ DELIMITERS = ",;\t|"
 SAMPLE_ROWS = 50
 """Rows that are used to detect the delimiter."""
 _SAMPLE = 65536
-_STATED = re.compile(r'"?sep=([^\n"])"?\n', re.IGNORECASE)
-"""How spreadsheets state the delimiter in a line of its own."""
+_STATED = re.compile(r'"?sep= ?([^\n" ])"?[,;\t| ]*+\n', re.IGNORECASE)
+"""How spreadsheets state the delimiter in a line of its own, which some programs fill with delimiters."""
 
 
 def parse(data: bytes, limit: int) -> Parsed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -18,6 +19,8 @@ from ragkv.ingest.formats.frequent import CYRILLIC, GREEK, HANGUL, HANZI, KANJI,
 
 _SAMPLE = 16384
 """Bytes of lines with other characters than those of ASCII that are compared."""
+_LONGEST_LINE = 4 * _SAMPLE
+"""Bytes of a line that are compared. Pages may be one line."""
 _AHEAD = 8.0
 """By how much the logarithm of a likelihood has to exceed all others."""
 _LEAST_WIDE, _LEAST_LETTERS = 3, 20
@@ -46,41 +49,42 @@ def detected(data: bytes) -> tuple[str, str] | None:
 
     Both are empty for a text in Latin letters that may be Windows-1252.
     """
-    if _is_damaged_utf8(sample := _sample(data)):
+    sample, is_cut = _sample(data)
+    if _is_damaged_utf8(sample):
         return None
     found = dict[str, tuple[float, _Set]]()
     for candidate in _SETS:
-        if (text := _decoded(sample, candidate.codecs)) is not None:
+        if (text := _decoded(sample, candidate.codecs, is_cut)) is not None:
             scored = candidate.likelihood(text) - candidate.rarity
             if scored > found.get(text, (-math.inf,))[0]:
                 found[text] = scored, candidate
     (best, winner), *others = sorted(found.values(), key=lambda item: item[0], reverse=True)
     if not winner.name:
-        western = _decoded(sample, (_WESTERN,))
+        western = _decoded(sample, (_WESTERN,), is_cut)
         return ("", "") if western in found and found[western][0] > best - _AHEAD else None
     if others and others[0][0] > best - _AHEAD:
         return None
-    text = _decoded(data, winner.codecs)
+    text = _decoded(data, winner.codecs, is_cut=False)
     return None if text is None else (text, winner.name)
 
 
-def _sample(data: bytes) -> bytes:
-    """Return the first lines that have other characters than those of ASCII."""
+def _sample(data: bytes) -> tuple[bytes, bool]:
+    """Return the first lines that have other characters than those of ASCII, and whether the last of them is cut."""
     lines, size = list[bytes](), 0
     for line in data.split(b"\n"):
         if not line.isascii():
-            lines.append(line)
-            size += len(line)
-            if size > _SAMPLE:
-                break
-    return b"\n".join(lines)
+            lines.append(line[: _LONGEST_LINE + 1])
+            size += len(lines[-1])
+            if size > _SAMPLE or len(line) > _LONGEST_LINE:
+                return b"\n".join(lines), len(line) > _LONGEST_LINE
+    return b"\n".join(lines), False
 
 
-def _decoded(data: bytes, codecs: tuple[str, ...]) -> str | None:
-    """Decode data in the first codec that it fits; None where it fits none."""
+def _decoded(data: bytes, codecs: tuple[str, ...], is_cut: bool) -> str | None:
+    """Decode data in the first codec that it fits; None for none. is_cut: Its last character may be a part."""
     for codec in codecs:
         try:
-            return data.decode(codec)
+            return getincrementaldecoder(codec)().decode(data) if is_cut else data.decode(codec)
         except UnicodeDecodeError:
             continue
     return None

@@ -22,9 +22,10 @@ from pathlib import PurePosixPath
 
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ragkv.ingest.formats.numbering import span_of, written
+from ragkv.ingest.formats.numbering import span_of, whole, written
 from ragkv.ingest.formats.office_formulas import OfficeFormulas
 from ragkv.ingest.formats.package import Package, PartHandler, open_package
+from ragkv.ingest.formats.rows import MOST_COLUMNS
 from ragkv.ingest.formats.scripts import END, NOTE, SUB, SUP
 from ragkv.ingest.formats.symbols import EMPTY, TICKED, sign, signs
 from ragkv.ingest.formats.word_styles import PLAIN, Numbering, Style, Styles, is_on
@@ -32,9 +33,11 @@ from ragkv.ingest.formats.word_styles import PLAIN, Numbering, Style, Styles, is
 _UNSEEN = {"Fallback", "moveFrom", "del", "rt", "pPrChange", "rPrChange", "tblPrChange", "trPrChange", "tcPrChange"}
 """Elements that are skipped: a second copy of a drawing for older programs, text that was taken out or moved away, how
 words are pronounced, and how a changed part looked before."""
-_TABLE = {"tbl", "tr", "tc", "gridSpan", "vMerge", "hMerge"}
+_TAKEN_OUT = {"del", "moveFrom"}
+"""What stands in the properties of a paragraph whose end was taken out: it goes on in the next one."""
+_TABLE = {"tbl", "tr", "tc", "gridBefore", "gridSpan", "vMerge", "hMerge"}
 _OF_PARAGRAPHS = {"outlineLvl", "numPr", "ilvl", "numId"}
-_PROPERTIES = {"pStyle", "rStyle", "vertAlign", "strike", "dstrike", "vanish", "rFonts", *_OF_PARAGRAPHS}
+_PROPERTIES = {"pStyle", "rStyle", "vertAlign", "position", "strike", "dstrike", "vanish", "rFonts", *_OF_PARAGRAPHS}
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -77,12 +80,16 @@ class _Body(PartHandler):
         self._unseen, self._formulas = 0, OfficeFormulas()
         self._text = self._raised = False
         self._box: bool | None = None
+        self._choices: list[str] | None = None
+        self._chosen = 0
+        self._in_properties = self._is_joined = False
         self._notes: dict[tuple[str, str], str] = {}
         self._note = ""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self.root = self.root or tag
         if self._unseen or tag in _UNSEEN:
+            self._is_joined |= self._in_properties and tag in _TAKEN_OUT
             self._unseen += 1
         elif self._formulas.has(tag):
             self._text = tag == "t"
@@ -110,11 +117,16 @@ class _Body(PartHandler):
                     self.blocks.write(END)
                 self._run, self._raised = self._paragraph, False
             case "pPr":
+                self._in_properties = False
                 self.blocks.mark(self._mark())
             case "checkBox" if self._box is not None:
                 self.blocks.write(TICKED if self._box else EMPTY)
                 self._box = None
-            case "p":
+            case "ddList" if self._choices is not None:
+                if self._chosen < len(self._choices):
+                    self.blocks.write(self._choices[self._chosen])
+                self._choices = None
+            case "p" if not self._is_joined:
                 self._begin()
             case "tr":
                 self.blocks.close_row()
@@ -133,6 +145,8 @@ class _Body(PartHandler):
         match tag:
             case "p":
                 self._begin()
+            case "pPr":
+                self._in_properties = True
             case "r":
                 self._run = self._paragraph
             case "t":
@@ -156,6 +170,12 @@ class _Body(PartHandler):
                 self._box = False
             case "default" | "checked" if self._box is not None:
                 self._box = is_on(attributes)
+            case "ddList":
+                self._choices, self._chosen = [], 0
+            case "default" | "result" if self._choices is not None:
+                self._chosen = max(whole(attributes.get("val"), 0), 0)
+            case "listEntry" if self._choices is not None:
+                self._choices.append(attributes.get("val", ""))
 
     def _start_property(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Take what is said of the paragraph or the run."""
@@ -178,6 +198,9 @@ class _Body(PartHandler):
                 self.blocks.open_row()
             case "tc":
                 self.blocks.open_cell()
+            case "gridBefore":
+                for _ in range(min(span_of(value), MOST_COLUMNS)):
+                    self.blocks.open_cell()
             case "gridSpan":
                 self.blocks.widen_cell(span_of(value))
             case "vMerge" if value != "restart":
@@ -203,9 +226,11 @@ class _Body(PartHandler):
         return self._notes[kind, id]
 
     def _begin(self) -> None:
-        """End the open block and begin a plain one."""
-        self.blocks.pause()
-        self.blocks.mark("")
+        """End the open block, unless the end of its paragraph was taken out, and begin a plain one."""
+        if not self._is_joined:
+            self.blocks.pause()
+            self.blocks.mark("")
+        self._is_joined = False
         self._paragraph = self._run = PLAIN
 
     def _mark(self) -> str:

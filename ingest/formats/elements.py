@@ -41,8 +41,8 @@ def is_anchor(node: LexborNode | None) -> bool:
 
 def script(node: LexborNode, tag: str, attributes: Attributes) -> str:
     """Return the mark of what is raised, lowered or the mark of a note; empty for any other element."""
-    if tag == "a":
-        return scripts.NOTE if _is_note_link(node, attributes) else ""
+    if tag == "a" and _is_note_link(node, attributes):
+        return scripts.NOTE
     if tag == "sup":
         inner: LexborNode | None = node
         for _ in range(3):

@@ -62,21 +62,32 @@ def parse(data: bytes, limit: int) -> Parsed:
     reader = _Reader(TextRoom(limit))
     reader.write_message(message, "# ")
     facts = {name.lower(): value for name in ("From", "Date") if (value := one_line(_header(message, name)))}
+    if reader.encodings:
+        facts["encoding"] = ", ".join(sorted(reader.encodings))
     title = one_line(_header(message, "Subject"))
     return Parsed(title, without_controls(_BETWEEN.join(reader.blocks)), {"format": "eml", **facts})
 
 
 def _message(data: bytes) -> EmailMessage:
     found = _DECLARED.search(data, 0, _DECLARED_WITHIN)
-    policy = cast("Any", _BoundedHeaders)(declared=found[1].decode(errors="replace") if found else "")
+    declared = found[1].decode(errors="replace") if found else ""
+    if not charsets.name_of(declared) and not data.isascii():
+        declared = charsets.shown(data)
+    policy = cast("Any", _BoundedHeaders)(declared=declared)
     return cast("EmailMessage", BytesParser(policy=policy).parsebytes(data))
 
 
 class _Reader:
-    """Writes messages into blocks of text."""
+    """Writes messages into blocks of text.
+
+    Attributes:
+        blocks: What was written.
+        encodings: Character sets of texts that do not declare them, as their characters show them.
+    """
 
     def __init__(self, room: TextRoom):
         self.blocks: list[str] = []
+        self.encodings = set[str]()
         self._room = room
         self._signed = 0
 
@@ -107,7 +118,10 @@ class _Reader:
         elif part.get_content_disposition() == "attachment" or part.get_filename() or not kind.startswith("text/"):
             attached.append(one_line(part.get_filename() or kind))
         else:
-            self._write(_text(part, kind))
+            text, encoding = _text(part, kind)
+            self._write(text)
+            if encoding:
+                self.encodings.add(encoding)
 
     def _write_signed(self, part: EmailMessage, attached: list[str]) -> None:
         """Write the message that a signature encloses. Certificates alone are an attachment."""
@@ -124,7 +138,7 @@ class _Reader:
     def _write_best(self, parts: list[EmailMessage], attached: list[str]) -> None:
         """Write one of several forms of a text: the plain one, else the last, which is the richest."""
         plain = [
-            part for part in parts if part.get_content_type() == "text/plain" and _text(part, "text/plain").strip()
+            part for part in parts if part.get_content_type() == "text/plain" and _text(part, "text/plain")[0].strip()
         ]
         for part in plain[:1] or parts[-1:]:
             self._write_part(part, attached)
@@ -139,22 +153,26 @@ def _parts(part: EmailMessage) -> Iterator[EmailMessage]:
     yield from (each for each in payload if isinstance(each, EmailMessage))
 
 
-def _text(part: EmailMessage, kind: str) -> str:
-    """Return the text of a part. Raises InvalidDocument where its character set is not known, or not its own."""
+def _text(part: EmailMessage, kind: str) -> tuple[str, str]:
+    """Return the text of a part, and its character set where its characters show that and it does not declare it.
+
+    Raises:
+        InvalidDocument: Its character set is not known, or not its own.
+    """
     data = _bytes_of(part)
     label = part.get_content_charset("")
     if kind == "text/html":
         from ragkv.ingest.formats import html, page_source  # messages of plain text start sooner without them
 
-        source = charsets.decode(data, label) if label else page_source.decode(data)
-        return html.parse_text(source, max(len(data) * 4, 1)).text
-    text = charsets.decode(data, label) if label else charsets.detect(data)
+        source, encoding = charsets.decode(data, label) if label else page_source.decode(data)
+        return html.parse_text(source, max(len(data) * 4, 1)).text, encoding
+    text, encoding = charsets.decode(data, label) if label else charsets.detect(data)
     text = signed.plain_of(text.replace("\r\n", "\n").replace("\r", "\n"))
     if str(part.get_param("format", "")).lower() == "flowed":
         whole = flowed(text, str(part.get_param("delsp", "")).lower() == "yes")
     else:
         whole = unwrapped(text)
-    return without_headings("\n".join(line.rstrip() for line in whole.split("\n")))
+    return without_headings("\n".join(line.rstrip() for line in whole.split("\n"))), encoding
 
 
 def _bytes_of(part: EmailMessage) -> bytes:

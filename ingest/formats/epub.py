@@ -45,16 +45,19 @@ def _parse(package: Package, limit: int) -> Parsed:
     package.read("META-INF/encryption.xml", encrypted)
     book = _Book(container.book.rpartition("/")[0])
     package.read(container.book, book)
-    room, texts = TextRoom(limit), list[str]()
+    room, texts, encodings = TextRoom(limit), list[str](), set[str]()
     for name in book.chapters():
         if name in encrypted.names:
             raise InvalidDocument("it is protected against copying (DRM)")
         if name in package.names:
-            page = _CLOSED.sub(r"<\1\2></\1>", decode(package.bytes_of(name)))
-            if text := html.parse_text(page, limit).text.strip():
+            source, encoding = decode(package.bytes_of(name))
+            encodings.add(encoding)
+            if text := html.parse_text(_CLOSED.sub(r"<\1\2></\1>", source), limit).text.strip():
                 texts.append(room.take(text))
     language = {"language": one_line(book.language)} if book.language.strip() else {}
-    return Parsed(one_line(book.title), _BETWEEN.join(texts), {"format": "epub", **language})
+    encodings.discard("")
+    said = {"encoding": ", ".join(sorted(encodings))} if encodings else {}
+    return Parsed(one_line(book.title), _BETWEEN.join(texts), {"format": "epub", **language, **said})
 
 
 class _Container(PartHandler):

@@ -44,6 +44,8 @@ _SHAPED = {"table", "tr", "td", "th", "ol", "ul", "menu", "li", "pre", *_HEADING
 """Blocks that are more than paragraphs."""
 _INLINE = {"a", "sup", "sub", "img", "input"}
 """Elements inside of blocks that are more than their text."""
+_TELLING = ("none", "hidden", "line-through", "super", "sub", "list-style")
+"""Words of style sheets that say more than how a page looks."""
 _BOXES = {"checkbox": ("[ ] ", "[x] "), "radio": ("( ) ", "(x) ")}
 """What stands for a box that can be ticked: empty, and ticked."""
 
@@ -55,7 +57,9 @@ def parse(data: bytes, limit: int) -> Parsed:
         InvalidDocument: The bytes are no text.
         TooLarge: The text has over `limit` bytes, or MOST_NESTED elements lie in each other.
     """
-    return parse_text(decode(data), limit)
+    source, encoding = decode(data)
+    page = parse_text(source, limit)
+    return page._replace(metadata={**page.metadata, "encoding": encoding}) if encoding else page
 
 
 def parse_text(source: str, limit: int) -> Parsed:
@@ -67,7 +71,7 @@ def parse_text(source: str, limit: int) -> Parsed:
     except SelectolaxError:
         raise MemoryError from None  # any text is a page, so only memory can be missing
     sheets = [node.text() for node in tree.css("style")]
-    page = _Page(limit, _hiding(sheets))
+    page = _Page(limit, _read(sheets))
     if tree.body is not None:
         _walk(page, tree.body)
         if sheets and not page.text().strip():  # scripts show what its style hides
@@ -83,9 +87,9 @@ def parse_text(source: str, limit: int) -> Parsed:
 class _Page:
     """Collects the blocks of a page, element by element."""
 
-    def __init__(self, limit: int, hiding: StyleSheets | None):
+    def __init__(self, limit: int, sheets: StyleSheets | None):
         self._blocks = TextBlocks(limit)
-        self._hiding = hiding
+        self._sheets = sheets
         self._lists: list[NumberedList | None] = []
         self._blocks.place = BODY
         self._path: list[tuple[str, str | None]] = []
@@ -107,8 +111,10 @@ class _Page:
         if tag.startswith("-"):
             return False
         self._path.append((blocks.place, ""))
-        attributes = node.attributes
-        if is_unseen(tag, attributes) or (self._hiding is not None and self._hiding.hides(tag, attributes)):
+        attributes: Attributes = node.attributes
+        if self._sheets is not None:
+            attributes = self._sheets.with_style(tag, attributes)
+        if is_unseen(tag, attributes) or (self._sheets is not None and self._sheets.hides(tag, attributes)):
             self._path[-1] = (blocks.place, None)
             return False
         if tag == "math":
@@ -216,9 +222,9 @@ class _Page:
         return blocks.joined(AROUND)
 
 
-def _hiding(sheets: list[str]) -> StyleSheets | None:
-    """Return what style sheets hide. Few pages that are saved have some, so the module is imported for them."""
-    if not any("none" in sheet or "hidden" in sheet for sheet in sheets):
+def _read(sheets: list[str]) -> StyleSheets | None:
+    """Return what style sheets hide and set off. Few saved pages have some; the module is imported for them."""
+    if not any(word in sheet for sheet in sheets for word in _TELLING):
         return None
     from ragkv.ingest.formats.page_style import StyleSheets
 

@@ -23,7 +23,7 @@ _PARAMETER = re.compile(r"(\*(?:0\*)?=\s?)([\w.:-]{1,40})'([\w-]{0,20})'([^\s;]*
 
 def readable(value: str, declared: str) -> str:
     """Return a header as the parser needs it. declared: the character set of the message's text, if it says so."""
-    if not value.isascii():
+    if not value.isascii() or "\x1b" in value:
         value = _of_bytes(value.encode("utf-8", errors="surrogateescape"), declared)
     if "=?" in value:
         value = _with_words(value)
@@ -33,21 +33,19 @@ def readable(value: str, declared: str) -> str:
 def _of_bytes(data: bytes, declared: str) -> str:
     """Decode bytes that no word encodes. What cannot be read becomes `�`."""
     try:
-        return data.decode()
+        data.decode()
     except UnicodeDecodeError:
-        pass
-    for label in filter(None, (declared, "")):
-        if charsets.name_of(label) not in ("", "utf-8"):
-            return _decoded(data, label)
+        if charsets.name_of(declared) not in ("", "utf-8"):
+            return _decoded(data, declared)
     try:
-        return charsets.detect(data)
+        return charsets.detect(data)[0]
     except InvalidDocument:
         return data.decode(errors="replace")
 
 
 def _decoded(data: bytes, label: str) -> str:
     try:
-        return charsets.decode(data, label)
+        return charsets.decode(data, label)[0]
     except InvalidDocument:
         return data.decode(errors="replace")
 

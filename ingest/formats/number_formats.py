@@ -9,6 +9,7 @@ Dates and times read in one order, whatever theirs is: 2019-05-03 13:30:00. Digi
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
@@ -27,6 +28,9 @@ _LATEST = 2_958_466
 """First serial number behind the year 9999."""
 _LEAP = 60
 """The serial number of 29 February 1900, a day that only spreadsheets know."""
+_MONTH = 32
+_DAYS = re.compile(r"dd?(?=h)(?!.*[ye])")
+"""Letters of days and hours without months and years: how long something took, up to the days of a month."""
 _LONGEST = 255
 """Characters of a format that are read. Programs allow no more."""
 _BUILT_IN = {
@@ -187,7 +191,7 @@ def _fraction(section: Section, value: Decimal) -> str:
     if divisor.isdigit() and divisor.strip("0"):
         above, fixed = round(value * int(divisor)), int(divisor)
         whole, above = divmod(above, fixed) if section.blanks else (0, above)
-        return f"{whole or ''} {above}/{fixed}".strip()
+        return f"{whole or ''} {above}/{fixed}".strip() if above or not whole else str(whole)
     part = Fraction(value).limit_denominator(10 ** min(len(divisor), 3) - 1)
     whole, rest = divmod(part, 1) if section.blanks else (0, part)
     shown = f"{rest.numerator}/{rest.denominator}" if rest else ""
@@ -201,6 +205,8 @@ def _moment(section: Section, number: float, epoch: datetime) -> str:
         return _elapsed(section, number)
     if not 0 <= number < _LATEST:
         return f"{number:.15g}"
+    if number < _MONTH and "h" in dates and _DAYS.match(dates):
+        return _elapsed(section, number)
     has_time = "h" in dates or "s" in dates
     has_date = "y" in dates or "d" in dates or "e" in dates or not has_time
     if 0 < number < _LEAP and epoch.year < 1900 and has_date:
@@ -216,10 +222,10 @@ def _moment(section: Section, number: float, epoch: datetime) -> str:
 def _elapsed(section: Section, number: float) -> str:
     """Return how long something took: `36:00`. The first letters count all of it, the others what is left."""
     left = round(abs(number) * 86400)
-    parts, first = ["-" if number < 0 and left else ""], True
+    says_so = any("-" in words for words in section.spans[::2])
+    parts = ["-" if number < 0 and left and not says_so else ""]
     for words, letters in zip(section.spans[::2], section.spans[1::2], strict=True):
-        unit = {"h": 3600, "m": 60, "s": 1}.get(letters[0], 0)
+        unit = {"d": 86400, "h": 3600, "m": 60, "s": 1}.get(letters[0], 0)
         count, left = divmod(left, unit) if unit else (0, left)
-        parts += [words, str(count).zfill(len(letters) if first else 2) if unit else ""]
-        first = False
+        parts += [words, str(count).zfill(2 if words == ":" else len(letters)) if unit else ""]
     return "".join([*parts, section.behind]).strip()

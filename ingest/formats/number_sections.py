@@ -84,6 +84,8 @@ def read_section(code: str) -> Section:
             words.append("%")
         elif other == "/" and digits:
             section.divisor = "/"
+        elif section.divisor and other and other in "0123456789":
+            section.divisor = section.divisor.strip("/") + other
         elif other == "@":
             section.has_text = True
             section.before, words = "".join(words), []
@@ -108,6 +110,8 @@ def _hold(section: Section, holders: str, words: list[str], digits: bool) -> Non
     """Take placeholders of digits. words: those since the last ones, which are emptied."""
     section.thousands = 0  # commas between digits group them
     if section.kind in ("date", "elapsed"):
+        if words and words[-1] == ".":  # parts of a second
+            words.pop()
         return
     section.kind = "number"
     if not digits:
@@ -115,7 +119,7 @@ def _hold(section: Section, holders: str, words: list[str], digits: bool) -> Non
     elif section.exponent:
         section.exponent = holders
     elif section.divisor:
-        section.divisor = holders
+        section.divisor = section.divisor.strip("/") + holders
     elif section.decimals is not None:
         section.decimals += holders
     else:

@@ -24,23 +24,26 @@ _HEAD = 4096
 _CODE_POINTS = {"utf-16le", "utf-16be", "utf-16", "utf-32", "utf-32-le", "utf-32-be", "utf-7"}
 
 
-def decode(data: bytes) -> str:
+def decode(data: bytes) -> tuple[str, str]:
     """Decode a page as browsers do: by its byte order mark, else by what it declares, else as text without a label.
+
+    Returns:
+        Its source, and its character set where its characters show that and it does not declare it; else empty.
 
     Raises:
         InvalidDocument: The bytes are no text.
     """
-    text = _decoded(data)
+    text, encoding = _decoded(data)
     check_text(text)
-    return text
+    return text, encoding
 
 
-def _decoded(data: bytes) -> str:
+def _decoded(data: bytes) -> tuple[str, str]:
     for mark, name in charsets.BOMS:
         if data.startswith(mark):
             text = data.removeprefix(mark).decode(name, errors="replace")
             check_replacements(text, f"it is not text in {name}; save it as UTF-8")
-            return text
+            return text, ""
     head = _without_comments(data[:_HEAD])
     found = _XML.match(head.lstrip()) or _CHARSET.search(head)
     if found is None:

@@ -1,7 +1,8 @@
-"""What the style sheets of a page hide. Only selectors of one element are understood: `.note`, `#menu`, `p.old.x`.
+"""What the style sheets of a page hide and set off. Only selectors of one element are understood: `.note`, `p.old.x`.
 
 .x { display: none }        hidden
 .x.open { display: block }  shown again
+.up { vertical-align: super }  raised or lowered, struck out, or numbered by letters: as if it stood in `style`
 @media print { … }          left out, as are rules that depend on other elements
 """
 
@@ -19,6 +20,13 @@ _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECAS
 _SHOWN = re.compile(r"display\s*:\s*[a-z]|visibility\s*:\s*visible", re.IGNORECASE)
 
 
+_SET_OFF = re.compile(
+    r"vertical-align\s*:\s*su(?:per|b)\b|text-decoration[a-z-]*\s*:[^;}]{0,40}line-through"
+    r"|list-style(?:-type)?\s*:\s*(?:lower|upper)-[a-z]+",
+    re.IGNORECASE,
+)
+
+
 class _Selector(NamedTuple):
     """An element: its tag, classes and id, of which those that are empty may be any."""
 
@@ -31,25 +39,39 @@ class StyleSheets:
     """The rules of a page about what is shown."""
 
     def __init__(self, sheets: Iterable[str]):
-        hidden, shown = list[_Selector](), list[_Selector]()
+        hidden, shown, set_off = list[_Selector](), list[_Selector](), list[tuple[str, _Selector]]()
         for sheet in sheets:
             for selectors, body in _rules(sheet):
                 if _HIDDEN.search(body):
                     hidden += islice(_selectors(selectors), MOST_RULES - len(hidden))
                 elif _SHOWN.search(body):
                     shown += islice(_selectors(selectors), MOST_RULES - len(shown))
+                if style := "; ".join(_SET_OFF.findall(body)):
+                    room = MOST_RULES - len(set_off)
+                    set_off += ((style, selector) for selector in islice(_selectors(selectors), room))
+        self._set_off = [(style, _by_key([selector])) for style, selector in set_off]
         self._hidden, self._shown = _by_key(hidden), _by_key(shown)
 
     def hides(self, tag: str, attributes: Attributes) -> bool:
         """Whether the rules hide an element."""
         if not self._hidden:
             return False
-        named = attributes.get("class")
-        if not named and not attributes.get("id") and tag not in self._hidden:
+        if not attributes.get("class") and not attributes.get("id") and tag not in self._hidden:
             return False
-        classes = frozenset((named or "").split())
-        element = _Selector(tag, attributes.get("id") or "", classes)
+        element = _element(tag, attributes)
         return _fits(self._hidden, element) and not _fits(self._shown, element)
+
+    def with_style(self, tag: str, attributes: Attributes) -> Attributes:
+        """Return the attributes of an element, of which `style` also has what rules say that sets it off."""
+        if not self._set_off or tag.startswith("-"):
+            return attributes
+        element = _element(tag, attributes)
+        styles = [style for style, selectors in self._set_off if _fits(selectors, element)]
+        return {**attributes, "style": "; ".join([*styles, attributes.get("style") or ""])} if styles else attributes
+
+
+def _element(tag: str, attributes: Attributes) -> _Selector:
+    return _Selector(tag, attributes.get("id") or "", frozenset((attributes.get("class") or "").split()))
 
 
 def _by_key(selectors: list[_Selector]) -> dict[str, list[_Selector]]:

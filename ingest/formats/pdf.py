@@ -30,9 +30,12 @@ _REASONS = {
     FPDF_ERR_SECURITY: "it is encrypted; save it without a password and without restrictions",
 }
 _OCR = "RAGKV_OCR=true with the extra ragkv[ocr] reads them"
+_BLANKS = re.compile(r"(?<![ \xa0])[ \xa0]*+[\t\r][\t\r \xa0]*+")
 _BETWEEN = "\n\n"
 """Separates pages."""
-_NO_TITLE = re.compile(r"untitled.*|.*\.(docx?|odt|rtf|tex|dvi|indd|pptx?|xlsx?|pdf|ps|qxd)", re.IGNORECASE)
+_NO_TITLE = re.compile(
+    r"untitled.*|\((?:anonymous|unspecified)\)|.*\.(docx?|odt|rtf|tex|dvi|indd|pptx?|xlsx?|pdf|ps|qxd)", re.IGNORECASE
+)
 
 
 @dataclass
@@ -95,6 +98,8 @@ def _painted(document: PdfDocument, count: int, room: TextRoom) -> _Pages:
             pages.faults[number] = str(error)
             continue
         painted = painted.replace("\r\n", "\n").replace(_HYPHEN, BROKEN)
+        if "\t" in painted or "\r" in painted:  # some programs write each space as several blanks
+            painted = _BLANKS.sub(" ", painted)
         clean = without_controls(painted.replace(BROKEN, _HYPHEN)).replace(_HYPHEN, BROKEN)
         if len(painted) - len(clean) + clean.count("\ufffd") > UNREADABLE_SHARE * len(painted):
             pages.faults[number] = "its fonts name no characters; it needs OCR first"

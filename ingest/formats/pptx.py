@@ -97,6 +97,7 @@ class _Slide(PartHandler):
         self._room = room
         self._kind, self._unseen, self._text = "", 0, False
         self._mark, self._struck, self._font = "", False, ""
+        self._is_hidden = False
         self._formulas = OfficeFormulas()
         self._level, self._numbers = 0, dict[int, tuple[str, int]]()
 
@@ -119,6 +120,9 @@ class _Slide(PartHandler):
                 self.hidden = attributes.get("show") in ("0", "false")
             case "sp" | "graphicFrame" | "pic":
                 self._begin("")
+                self._is_hidden = False
+            case "cNvPr" if attributes.get("hidden") in ("1", "true"):
+                self._is_hidden = True
             case "cNvPr" if words := attributes.get("descr", "").strip():
                 self.blocks.write(self._room.take(f"{words} "))
             case "ph":
@@ -192,7 +196,7 @@ class _Slide(PartHandler):
                 self.blocks.pause()
 
     def text(self, text: str) -> None:
-        if not self._text or self._unseen or self._kind in _AROUND:
+        if not self._text or self._unseen or self._is_hidden or self._kind in _AROUND:
             return
         if self._formulas.present is not None:
             self._formulas.present.text(text)

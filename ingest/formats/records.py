@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 from ragkv.ingest.formats.base import TextRoom
+from ragkv.ingest.formats.column_words import name_columns
 from ragkv.ingest.formats.sheet_rows import AHEAD, SheetRow, TablesBeside, is_value
 
 TITLE_SHARE = 0.67
@@ -29,13 +30,13 @@ _NUMBER = re.compile(r"[+-]?[.,\s]*+\d[\d.,\s]*+%?")
 
 
 def column_names(row: Sequence[str]) -> list[str]:
-    """Return the row if it names columns: its cells are not all numbers, and not all the same. Else return [].
+    """Return the row if it names columns: its cells are no colons, and not all numbers or the same. Else return [].
 
     A name that occurs again has a number: `Amount`, `Amount (2)`.
     """
     names = [" ".join(name.split()) for name in row]
     filled = [name for name in names if name]
-    if all(map(_NUMBER.fullmatch, filled)) or (len(filled) > 1 and len(set(filled)) == 1):
+    if ":" in filled or all(map(_NUMBER.fullmatch, filled)) or (len(filled) > 1 and len(set(filled)) == 1):
         return []
     seen = dict[str, int]()
     for at, name in enumerate(names):
@@ -200,8 +201,9 @@ def _next_header(
 def _goes_on(row: SheetRow, below: Sequence[SheetRow], header: SheetRow, above: Collection[SheetRow]) -> bool:
     """Whether a row of texts behind an empty row goes on with the table above, rather than naming columns.
 
-    Where styles tell names from rows, they tell it. Else a row goes on that has a text of the column above again, or
-    that looks like the rows of a column whose name looks like none of them.
+    Where styles tell names from rows, they tell it. Else a row goes on that has a text of the column above again, that
+    looks like the rows of a column whose name looks like none of them, or that has no word that columns are called by
+    where the names have one.
     """
     if not above:
         return False
@@ -218,7 +220,7 @@ def _goes_on(row: SheetRow, below: Sequence[SheetRow], header: SheetRow, above: 
         kinds = set(map(_kind, earlier))
         if _kind(header.cells[column]) not in kinds and _kind(cell) in kinds:
             return all(_kind(other.cells[column]) in kinds for other in below if column in other.cells)
-    return False
+    return name_columns(header.cells.values()) and not name_columns(row.cells.values())
 
 
 def _kind(cell: str) -> tuple[bool, bool, bool, bool]:

@@ -129,6 +129,8 @@ def _raised(inner: str, base: str, behind: str, note: bool) -> str:
         return _alone(inner, base, behind)
     if note or (_is_note(inner) and _is_marked(inner, base)):
         return f" [{inner.strip('[]()')}]"
+    if inner[0] == "[" and inner[-1] == "]":  # a remark: `[citation needed]`
+        return f" {inner}"
     return f"^{_bracketed(inner)}"
 
 

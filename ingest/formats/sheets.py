@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from ragkv.ingest.formats.cell_styles import CellStyle, RichText, whole
+from ragkv.ingest.formats.cell_styles import CellStyle, RichText, unescaped, whole
 from ragkv.ingest.formats.package import PartHandler
 from ragkv.ingest.formats.sheet_rows import SheetRow
 
@@ -60,6 +60,8 @@ class Values:
         if kind == "s":
             place = whole(content)
             content = self._strings[place] if 0 <= place < len(self._strings) else ""
+        elif kind == "str":
+            content = unescaped(content)
         return content if shown is None else shown.format.text(content)
 
 

@@ -16,6 +16,8 @@ _PLACE = re.compile(r"%([1-9])")
 _KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I", "decimalZero": "01"}
 _BULLET = "- "
 _NO_LIST = "0"
+_OFF = 2
+"""Points above or below the line from which on text is raised or lowered."""
 
 
 class Style(NamedTuple):
@@ -62,6 +64,9 @@ class Style(NamedTuple):
                 return self._replace(level=whole(value, 0))
             case "vertAlign":
                 return self._replace(raised=value if value in ("superscript", "subscript") else "")
+            case "position":
+                points = whole(value, 0) / 2
+                return self._replace(raised="superscript" if points >= _OFF else "subscript" if points <= -_OFF else "")
             case "strike" | "dstrike":
                 return self._replace(struck=is_on(attributes))
             case "vanish":

@@ -222,7 +222,7 @@ def reader_warnings(metadata: Mapping[str, Any]) -> list[str]:
     if not metadata.get("format"):  # what a sender calls so is not the reader's
         return []
     encoding = metadata.get("encoding")
-    told = [f"read as {encoding}, because it is not UTF-8; save it as UTF-8 if letters are wrong"] if encoding else []
+    told = [f"read as {encoding}, which it does not say; save it as UTF-8 if letters are wrong"] if encoding else []
     found = metadata.get("warnings")
     return [*told, *map(str, found if isinstance(found, list) else [])]
 

@@ -35,6 +35,7 @@ from ragkv.engine.session_cache import MethodChoice
 from ragkv.engine.session_manager import SessionManager
 from ragkv.engine.speculation import make_drafter
 from ragkv.engine.structured import Grammars, values_of
+from ragkv.engine.table_lookup import cell_guide
 from ragkv.engine.token_scores import AnswerScores
 from ragkv.engine.whole_values import whole_value
 from ragkv.errors import InputError, NotCalibrated, NotFound, Outdated
@@ -127,8 +128,8 @@ class Questions:
     ) -> Report:
         """Return the report with the confidence of the answer, and whether it is withheld."""
         report = replace(report, held=held_of(text, citations))
-        # The names of fields are certain and their first values a surprise: what confidence was fitted on has neither.
-        if not completion.log_probabilities or not request.hits or request.sampling.schema is not None:
+        # What is forced is certain, or a surprise: what confidence was fitted on has neither.
+        if not completion.log_probabilities or not request.hits or request.sequence.guide is not None:
             return report
         evidence = evidence_of(
             completion.log_probabilities,
@@ -278,7 +279,8 @@ class Questions:
         if request.options.top_log_probabilities is not None:
             request.detokenizer.scores = AnswerScores(request.sequence, self._grammars.tokenizer)
         request.sequence.other = model.prompt.answer(UNKNOWN)[0]
-        request.sequence.guide = self._grammars.guide(sampling.schema, sampling.max_tokens)
+        guide = self._grammars.guide(sampling.schema, sampling.max_tokens)
+        request.sequence.guide = guide or cell_guide(model, request)
         request.sequence.drafter = make_drafter(model, request)
         self._page(request)
         return request

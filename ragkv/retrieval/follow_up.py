@@ -39,6 +39,11 @@ _OBJECT = re.compile(
 )
 """What stands behind a pronoun that is no subject and owns nothing ("Who sold it?", "Who met her in Tarn?")."""
 _NAME = re.compile(r"(?:the )?[A-ZÀ-Þ][\w.-]*(?:[ ’'](?:(?:of|de|von|van|and|the) )?(?:[A-ZÀ-Þ][\w.-]*|\d+))*")
+_ANOTHER = re.compile(
+    rf"(?i:and|but|(?:and )?(?:what|how) about)(?: (for|of|in|on|at|to))? ({_NAME.pattern}|\d{{1,4}})\s?\??"
+)
+"""A question that asks the one before it of another name or number ("And in 2023?")."""
+_NUMBER = re.compile(r"\b\d{1,4}\b")
 _PERSON = re.compile(r"[A-ZÀ-Þ][\w.’'-]*(?: (?:de |von |van )?[A-ZÀ-Þ][\w.’'-]*)+")
 _THING = re.compile(r"the (?:[a-z][\w-]* ){1,3}of (?:the )?$")
 """What a name may belong to ("the old harbour of ")."""
@@ -57,11 +62,13 @@ _WORD = re.compile(r"\w+")
 
 
 def refers_back(question: str) -> bool:
-    """Return whether a question has a pronoun, or no word that names anything ("And since when?").
+    """Return whether a question has a pronoun, no word that names anything ("And since when?"), or nothing but a name.
 
     A pronoun behind a name is that name's ("How old was Ada Brook when she died?"), unless it is an object.
     """
     question = folded(question)
+    if _ANOTHER.fullmatch(question.strip()):
+        return True
     named = _names(question)[:1]
     for pronoun in _PRONOUN.finditer(question):
         if not named or pronoun.start() < named[0][0] or _OBJECT.match(question, pronoun.end()):
@@ -91,6 +98,8 @@ def search_text(question: str, turns: Sequence[tuple[str, str]]) -> str:
 def resolved(question: str, turns: Sequence[tuple[str, str]]) -> str:
     """Return a question with a name in place of its pronoun, where the latest turn that stands alone has one.
 
+    "And in 2023?" is that turn's question with 2023 in place of its last number, and likewise with names.
+
     An e-mail address is `email` then, which the default model reads better (docs/lab-notes.md).
 
     Args:
@@ -99,6 +108,8 @@ def resolved(question: str, turns: Sequence[tuple[str, str]]) -> str:
     """
     pronoun = _PRONOUN.search(question)
     alone = next((turn for turn in reversed(turns) if not refers_back(turn[0])), None)
+    if alone is not None and (another := _ANOTHER.fullmatch(question.strip())):
+        return _asked_of(another[2], another[1] or "", alone[0].strip()) or question
     if pronoun is None or alone is None or not refers_back(question) or _EXPLETIVE.search(question):
         return question
     word, (asked, answer) = pronoun[0].lower(), (each.strip() for each in alone)
@@ -108,6 +119,18 @@ def resolved(question: str, turns: Sequence[tuple[str, str]]) -> str:
     owned = word in _OWNERS or (word == "her" and _OBJECT.match(question, pronoun.end()) is None)
     asks = f"{question[: pronoun.start()]}{named}{OWN if owned else ''}{question[pronoun.end() :]}"
     return _EMAIL.sub("email", asks)
+
+
+def _asked_of(other: str, before: str, asked: str) -> str:
+    """Return a question with another name, or number, in place of its last one; "" where it has none.
+
+    before: The preposition of the other one, which the last one needs as well.
+    """
+    pattern, behind = (_NUMBER, 0) if other.isdigit() else (_NAME, asked.find(" ") + 1)
+    last = next(reversed(list(pattern.finditer(asked, behind))), None)
+    if last is None or not asked[: last.start()].rstrip().endswith(before):
+        return ""
+    return f"{asked[: last.start()]}{other}{asked[last.end() :]}"
 
 
 def _person(asked: str, answer: str) -> str:

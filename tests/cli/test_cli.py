@@ -340,7 +340,7 @@ def test_what_a_reader_warns_of_is_told_at_the_ingest(ragkv: Program, tmp_path: 
     outcomes = {each.get("document_id"): each.get("warnings") for each in map(json.loads, done.out.splitlines())}
     assert outcomes["sent"] is None
     assert outcomes["towns.csv"] == [
-        "read as windows-1252, because it is not UTF-8; save it as UTF-8 if letters are wrong"
+        "read as windows-1252, which it does not say; save it as UTF-8 if letters are wrong"
     ]
     assert "formula" in outcomes["sums.xlsx"][0]
     told = [line for line in done.err.splitlines() if line.startswith("ragkv: ") and ("csv" in line or "xlsx" in line)]

@@ -60,6 +60,8 @@ KEPT = {
     "bars": "| Name | Town |\n|---|---|\n| Vala | Orrin |",
     "columns": "Name    Town    Pay\nVala    Orrin   10\nTimo    Lume    20",
     "tabs": "Name\tTown\nVala\tOrrin",
+    "talk": "A: Who built the old harbour of Tarn, and what did the town pay for it in the end?\n"
+    "B: It was built by Ada Maria Brook, and I do not know what the town paid for it.",
     "facts": "From: Ada\nTo: Ben\nDate: today",
     "title": "Title of the document\n=====================\nText.",
     "rule": "one\n\n---\n\ntwo",

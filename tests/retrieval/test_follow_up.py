@@ -31,6 +31,37 @@ def test_a_pronoun_behind_a_name_is_that_name() -> None:
     assert refers_back("Who met her in Tarn?")
 
 
+@pytest.mark.parametrize(
+    ("asked", "question", "whole"),
+    [
+        ("When was Ubuntu Noble Numbat released?", "And Mantic Minotaur?", "When was Mantic Minotaur released?"),
+        (WHO, "And of Orrin?", "Who built the harbour of Orrin?"),
+        (WHO, "What about Orrin?", "Who built the harbour of Orrin?"),
+        ("How many ducks were seen in 2022?", "And in 2023?", "How many ducks were seen in 2023?"),
+        (
+            "How many ducks were seen in Tarn in 2022?",
+            "and what about 2023",
+            "How many ducks were seen in Tarn in 2023?",
+        ),
+    ],
+)
+def test_a_question_that_is_nothing_but_a_name_asks_the_latest_question_of_it(
+    asked: str, question: str, whole: str
+) -> None:
+    assert refers_back(question)
+    assert resolved(question, [(asked, "x")]) == search_text(question, [(asked, "x")]) == whole
+    again = [(asked, "x"), (question, "y")]
+    assert resolved(question.replace("Orrin", "Lume"), again) == whole.replace("Orrin", "Lume")
+
+
+def test_a_name_of_another_kind_takes_no_place() -> None:
+    asked = [("When was Ada Brook born?", "1850")]
+    assert resolved("And in Orrin?", asked) == "And in Orrin?"
+    assert search_text("And in Orrin?", asked) == "When was Ada Brook born? 1850. And in Orrin?"
+    assert resolved("And in 1900?", asked) == "And in 1900?"
+    assert resolved("And Orrin?", []) == "And Orrin?"
+
+
 def test_without_a_name_the_latest_question_that_stands_alone_is_searched_for_too() -> None:
     first, other = ("Who built the harbour?", "the sailors"), ("Who painted the bridge?", "the smiths.")
     assert search_text("When was it built?", [first]) == f"{first[0]} the sailors. When was it built?"

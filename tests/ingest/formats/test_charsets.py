@@ -1,4 +1,4 @@
-"""Character sets: labels are read as browsers and mail programs read them, and nothing is guessed."""
+"""Character sets: labels are read as browsers and mail programs read them, and nothing that is not sure is guessed."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ CASES = [
     ("ibm866", "Привет".encode("cp866"), "Привет"),
     ("cp850", "Größe".encode("cp850"), "Größe"),
     ("dos-874", "เครน".encode("cp874"), "เครน"),
+    ("win-1251", "Привет".encode("cp1251"), "Привет"),
+    ("windows1251", "Привет".encode("cp1251"), "Привет"),
+    ("cp-1251", "Привет".encode("cp1251"), "Привет"),
+    ("koi8r", "Привет".encode("koi8_r"), "Привет"),
+    ("dos-866", "Привет".encode("cp866"), "Привет"),
+    ("cp-850", "Größe".encode("cp850"), "Größe"),
+    ("gb-18030", "陶喆".encode("gb18030"), "陶喆"),
     ("tis-620", "เครน".encode("cp874"), "เครน"),
     ("iso-8859-8-e", "המנוף".encode("iso8859_8"), "המנוף"),
     ("iso-8859-8-i", "המנוף".encode("iso8859_8"), "המנוף"),
@@ -55,7 +62,7 @@ CASES = [
 
 @pytest.mark.parametrize(("label", "data", "text"), CASES)
 def test_a_label_means_what_programs_write_under_it(label: str, data: bytes, text: str) -> None:
-    assert charsets.decode(data, label) == text
+    assert charsets.decode(data, label) == (text, "")
 
 
 WRITTEN = [case for case in CASES if case[0] not in ("utf-7", "hz-gb-2312", "iso-2022-kr")]
@@ -87,8 +94,8 @@ def test_a_label_that_is_not_known_is_refused_and_never_guessed(label: str) -> N
 @pytest.mark.parametrize(
     "data",
     [
-        "Привет из порта".encode("cp1251"), "倉庫は東京にある".encode("cp932"), "陶喆和朱镕基".encode("gbk"),
-        "Powódź w Łęgach, wąż".encode("cp1250"), "γερανός".encode("cp1253"),
+        "Привет из порта".encode("cp1251"), "東京".encode("cp932"), "陶喆".encode("gbk"),
+        "Powódź w Łęgach, wąż".encode("cp1250"), "γερανός".encode("cp1253"), "Jürgen aus Köln".encode("mac_roman"),
     ],
 )  # fmt: skip
 def test_words_that_no_western_language_has_are_refused_without_a_label(data: bytes) -> None:
@@ -183,6 +190,50 @@ PROSE = {
 def test_prose_in_an_old_character_set_is_read_as_it_was_written(codec: str) -> None:
     (document,) = loader.parse(PROSE[codec].encode(codec), "a.txt", LIMIT)
     assert document.text == PROSE[codec]
+
+
+@pytest.mark.parametrize("codec", PROSE)
+def test_pages_messages_and_books_without_a_known_label_are_read_as_plain_files_are(codec: str) -> None:
+    text, data = PROSE[codec], PROSE[codec].encode(codec)
+    for label in ("", "<meta charset=x-unknown>", "<meta charset=utf-8>"):
+        page = html.parse(f"<html>{label}<p>".encode() + data, LIMIT)
+        assert page.text == text
+        assert page.metadata["encoding"] in reader_warnings(page.metadata)[0]
+    for label in ("", "; charset=x-unknown", "; charset=us-ascii", "; charset=utf-8"):
+        message = f"From: a@b.example\r\nSubject: a\r\nContent-Type: text/plain{label}\r\n\r\n".encode() + data
+        mail = eml.parse(message, LIMIT)
+        assert mail.text.endswith(text)
+        assert mail.metadata["encoding"] in reader_warnings(mail.metadata)[0]
+    chapter = epub.parse(book({"a.xhtml": b"<html><body><p>" + data + b"</p></body></html>"}), LIMIT)
+    assert (chapter.text, chapter.metadata["encoding"]) == (text, page.metadata["encoding"])
+
+
+@pytest.mark.parametrize("codec", PROSE)
+def test_bytes_in_headers_are_in_the_set_that_the_characters_of_the_message_show(codec: str) -> None:
+    data = PROSE[codec].encode(codec)
+    mail = eml.parse(b"From: a@b.example\r\nSubject: " + PROSE[codec][:4].encode(codec) + b"\r\n\r\n" + data, LIMIT)
+    assert mail.title == PROSE[codec][:4].strip()
+    jis = eml.parse(b"From: a@b.example\r\nSubject: " + "倉庫".encode("iso2022_jp") + b"\r\n\r\nJa", LIMIT)
+    assert jis.title == "倉庫"
+
+
+@pytest.mark.parametrize("label", ["iso-8859-1", "windows-1252", "us-ascii"])
+def test_utf_8_under_another_label_is_read_as_utf_8_and_said(label: str) -> None:
+    words = "Jürgen wohnt in Köln und zahlt 5 € für die Brücke"
+    page = html.parse(f"<meta charset={label}><p>{words}".encode(), LIMIT)
+    assert page.text == words
+    assert page.metadata.get("encoding") == (None if label == "us-ascii" else "utf-8")
+
+
+def test_a_label_that_fits_is_believed_whatever_the_characters_look_like() -> None:
+    for words in ("ÀÈÌÒÙ ÄÖÜß", "àéîõü", "¿Qué? ¡Sí!"):
+        page = html.parse(f"<meta charset=iso-8859-1><p>{words}".encode("cp1252"), LIMIT)
+        assert (page.text, "encoding" in page.metadata) == (words, False)
+
+
+def test_a_page_in_one_line_is_detected_by_its_beginning() -> None:
+    page = b"<p>" + PROSE["cp932"].encode("cp932") * 2000
+    assert html.parse(page, 10 * LIMIT).text == PROSE["cp932"] * 2000
 
 
 @pytest.mark.parametrize(

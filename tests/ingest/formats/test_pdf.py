@@ -30,11 +30,16 @@ def test_lines_that_go_on_in_lower_case_are_joined() -> None:
     assert parse(pdf(page), LIMIT).text == "The keeper was born in Lindmouth.\nhe said\nSo. And\n- one\n- two"
 
 
+def test_a_space_that_is_painted_as_several_blanks_is_one() -> None:
+    shown = parse(pdf("They \t\xa0are\t\tlovely."), LIMIT).text
+    assert shown == "They are lovely."
+
+
 def test_packed_streams_are_read() -> None:
     assert parse(pdf(packed(painted("Tea"))), LIMIT).text == "Tea"
 
 
-@pytest.mark.parametrize("title", ["untitled", "Microsoft Word - draft.doc", "main.dvi", " "])
+@pytest.mark.parametrize("title", ["untitled", "Microsoft Word - draft.doc", "main.dvi", " ", "(anonymous)"])
 def test_a_meaningless_title_is_dropped(title: str) -> None:
     assert parse(pdf("Tea", info={"Title": title}), LIMIT).title == ""
 

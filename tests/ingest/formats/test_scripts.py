@@ -33,6 +33,7 @@ SHOWN = [
     ("only.<sup><a href='#n4'>4</a></sup> Next", "only. [4] Next"),
     ("only.<sup>4</sup>", "only. [4]"),
     ("in 1987<sup>3</sup>", "in 1987 [3]"),
+    ("said so<sup>[<i><a href='/w'>unreliable source?</a></i>]</sup> and", "said so [unreliable source?] and"),
     ("harbour<sup>3</sup>", "harbour [3]"),
     ("10<sup><a href='#n'>6</a></sup> litres", "10 [6] litres"),
     ("10 <sup>6</sup> litres", "10^6 litres"),
@@ -138,6 +139,9 @@ WORD = [
         "東京",
     ),
     (run("a") + "<w:r><w:footnoteReference w:id='7'/></w:r>" + run(" b"), "a [1] b"),
+    (run("10") + run("6", "<w:position w:val='8'/><w:sz w:val='14'/>") + run(" litres"), "10^6 litres"),
+    (run("x") + run("1", "<w:position w:val='-6'/>") + run(" is"), "x_1 is"),
+    (run("as") + run("is", "<w:position w:val='2'/>"), "asis"),
     (run("90", "<w:rPrChange><w:rPr><w:strike/></w:rPr></w:rPrChange>"), "90"),
 ]
 STYLES = (

@@ -65,6 +65,15 @@ FORMATS = [
     ("mm:ss", 0.01, "14:24"),
     ('General" kg"', 5.5, "5.5 kg"),
     ("0.00", 1e20, "1e+20"),
+    ("[h]:mm;[Red]-[h]:mm", -0.5, "-12:00"),
+    ("[h]:mm:ss.0", 1.5, "36:00:00"),
+    ("[h].mm", 1.5, "36.00"),
+    ('d" d "h" h"', 1.125, "1 d 3 h"),
+    ('d"d" hh:mm', 12.5, "12d 12:00"),
+    ("dd hh:mm", 43588.5, "2019-05-03 12:00:00"),
+    ("# ?/8", 0.375, "3/8"),
+    ("# ??/16", 2.25, "2 4/16"),
+    ("# ?/10", 3, "3"),
     (built_in(2), 5, "5.00"),
     (built_in(46), 1.5, "36:00:00"),
     (built_in(12), 0.5, "1/2"),
@@ -193,6 +202,12 @@ SECOND = [
      f"{FIRST}\n\nName: Mara\nRole: keeper"),
     (("Name | Town", "Vala | Orrin", "Timo | Lume", "", "Mara | Orrin", "Jana | Dorn"),
      f"{FIRST}\n\nName: Mara\nTown: Orrin\n\nName: Jana\nTown: Dorn"),
+    (("Name | Town", "Vala | Orrin", "Timo | Lume", "", "Mara | Dorn", "Jana | Tarn", "", "Pia | Wick", "Ada | Bray"),
+     f"{FIRST}\n\nName: Mara\nTown: Dorn\n\nName: Jana\nTown: Tarn\n\nName: Pia\nTown: Wick\n\nName: Ada\nTown: Bray"),
+    (("English | German", "house | Haus", "", "crane | Kran", "pump | Pumpe"),
+     "English: house\nGerman: Haus\n\nEnglish: crane\nGerman: Kran\n\nEnglish: pump\nGerman: Pumpe"),
+    (("Pier | Quay", "east | old", "", "Machine | Town", "Crane | Orrin"),
+     "Pier: east\nQuay: old\n\nMachine: Crane\nTown: Orrin"),
     (("Name | Address", "Vala | vala@orrin.example", "", "Timo | timo@orrin.example", "Mara | mara@orrin.example"),
      "Name: Vala\nAddress: vala@orrin.example\n\nName: Timo\nAddress: timo@orrin.example\n\n"
      "Name: Mara\nAddress: mara@orrin.example"),
@@ -295,6 +310,12 @@ def test_what_is_struck_out_raised_or_a_reading_is_none_of_the_text() -> None:
     assert xlsx.parse(workbook(sheets, [rich, raised, reading], styles), LIMIT).text == f"## S\n\n{shown}\n\n{shown}"
 
 
+def test_characters_that_a_workbook_writes_by_numbers_are_characters() -> None:
+    inline = cell("one_x000D_\ntwo_x0009_three _x00e9_ x_y")
+    shown = text(row("a", "b") + f"<row>{inline}{cell('_x0041_', kind='str')}</row>")
+    assert shown == "a: one\ntwo\tthree é x_y\nb: A"
+
+
 def test_a_cell_that_looks_like_a_heading_is_none() -> None:
     assert text(rows("# of units", "# | Name", "1 | Vala")) == "    # of units\n\n#: 1\nName: Vala"
 
@@ -307,6 +328,8 @@ def test_a_cell_that_looks_like_a_heading_is_none() -> None:
         '"sep=|"\nName|Town\nVala|Orrin\n',
         "sep=\t\nName\tTown\nVala\tOrrin\n",
         "sep=;\nName;Town\nVala;Orrin\n",
+        "sep=,,\nName,Town\nVala,Orrin\n",
+        "sep= ;\nName;Town\nVala;Orrin\n",
     ],
 )
 def test_the_delimiter_that_a_table_states_is_no_row(table: str) -> None:

@@ -45,6 +45,22 @@ def test_cells_of_a_page_are_repeated_where_they_span(rows: str, lines: str) -> 
     assert page(f"<table>{rows}</table>") == lines
 
 
+@pytest.mark.parametrize(
+    ("style", "source", "shown"),
+    [
+        (".up{font-size:70%;vertical-align:super}", "holds 10<span class=up>6</span> litres", "holds 10^6 litres"),
+        ("span.lo { vertical-align: sub }", "x<span class='a lo'>1</span> is", "x_1 is"),
+        (".c5{text-decoration:line-through}", "price <span class=c5>120</span> 90", "price 90"),
+        ("#old{text-decoration-line: underline line-through}", "price <i id=old>120</i> 90", "price 90"),
+        (".al{list-style-type:lower-alpha}", "<ol class=al><li>one<li>two</ol>", "a. one\nb. two"),
+        (".up{vertical-align:super} .x{display:none}", "1987<a class=up>3</a><p class=x>no</p>", "1987 [3]"),
+        (".up a{vertical-align:super}", "1987<a>3</a>", "19873"),
+    ],
+)  # fmt: skip
+def test_style_sheets_raise_lower_strike_and_number_as_styles_do(style: str, source: str, shown: str) -> None:
+    assert page(f"<style>{style}</style><body>{source}") == shown
+
+
 def test_tables_in_tables_keep_to_themselves() -> None:
     inner = "<table><tr><td rowspan=2>x<td>y<tr><td>z</table>"
     assert page(f"<table><tr><td rowspan=2>a<td>{inner}<tr><td>b</table>") == "a | x | y x | z\na | b"
@@ -229,3 +245,35 @@ def test_lines_of_a_message_that_look_like_headings_are_none() -> None:
 def test_what_the_style_of_a_page_hides_is_left_out(style: str, hidden: bool) -> None:
     shown = page(f"<style>{style}</style><p>a</p><div class='z x' id=i>secret</div>")
     assert shown == ("a" if hidden else "a\n\nsecret")
+
+
+def test_cells_of_a_document_stand_below_their_names() -> None:
+    cells = "".join(f"<w:tc>{files.paragraph(text)}</w:tc>" for text in ("night", "Timo"))
+    before = '<w:tr><w:trPr><w:gridBefore w:val="1"/></w:trPr>'
+    names = "".join(f"<w:tc>{files.paragraph(text)}</w:tc>" for text in ("Site", "Shift", "Chief"))
+    assert (
+        document(f"<w:tbl><w:tr>{names}</w:tr>{before}{cells}</w:tr></w:tbl>")
+        == "Site | Shift | Chief\n | night | Timo"
+    )
+
+
+def test_a_paragraph_whose_end_was_taken_out_goes_on_in_the_next() -> None:
+    for taken in ("del", "moveFrom"):
+        first = f'<w:p><w:pPr><w:rPr><w:{taken} w:id="1"/></w:rPr></w:pPr>{run("The bridge cost ")}</w:p>'
+        assert document(first + files.paragraph("90 crowns.") + files.paragraph("Next.")) == (
+            "The bridge cost 90 crowns.\n\nNext."
+        )
+
+
+def test_the_choice_of_a_form_is_read() -> None:
+    entries = '<w:listEntry w:val="day"/><w:listEntry w:val="night"/>'
+    for result, shown in (('<w:result w:val="1"/>', "night"), ('<w:default w:val="0"/>', "day"), ("", "day")):
+        data = f"<w:ffData><w:ddList>{result}{entries}</w:ddList></w:ffData>"
+        field = f'<w:r><w:fldChar w:fldCharType="begin">{data}</w:fldChar></w:r>'
+        assert document(f"<w:p>{field}{run(' shift')}</w:p>") == f"{shown} shift"
+
+
+def test_hidden_shapes_of_a_slide_are_left_out() -> None:
+    hidden = '<p:sp><p:nvSpPr><p:cNvPr id="1" hidden="1"/><p:nvPr><p:ph type="body"/></p:nvPr></p:nvSpPr>'
+    text = "<p:txBody><a:p><a:r><a:t>secret</a:t></a:r></a:p></p:txBody></p:sp>"
+    assert slide(hidden + text + packages.shape("seen")) == "seen"
