@@ -45,7 +45,6 @@ RETIRED = {
     "PAGED": "write RAGKV_GRAPHS=paged",
     "PREFIX_CACHE_BYTES": "write RAGKV_CONVERSATION_BYTES, which bounds it as well",
     "REPLICA_REQUESTS": "it follows from RAGKV_BATCH",
-    "ROOT_PATH": "write RAGKV_PUBLIC_URL with the path, as in https://example.org/ragkv",
 }
 """Settings that there were, with what to do instead."""
 
@@ -236,9 +235,12 @@ class ServingSettings(_Part):
         "any; empty: no other, or any where there are API keys.",
     )
     public_url: str = Field(
+        "", description="Address under which users reach `ragkv serve`, where it is not that of host and port."
+    )
+    root_path: str = Field(
         "",
-        description="Address under which users reach `ragkv serve`, where it is not that of host and port. With a "
-        "path, such as https://example.org/ragkv, a proxy serves it below that, or below X-Forwarded-Prefix.",
+        description="Path below which a proxy serves `ragkv serve`, such as /ragkv; empty: that of `public_url`. A "
+        "proxy may name another one in X-Forwarded-Prefix.",
     )
     origins: str = Field(
         "",

@@ -1,6 +1,6 @@
 """Path middleware: path and method of a request as the routes know them, whatever proxy stands before the service.
 
-    RAGKV_PUBLIC_URL     a proxy serves the service below its path, and may leave that in requests or take it off
+    RAGKV_ROOT_PATH      a proxy serves the service below this path, and may leave it in requests or take it off
     X-Forwarded-Prefix   a proxy names the path, and has taken it off: what a client says takes nothing off
     slash at the end     /v1/models/ is /v1/models: a redirect would lose the body of some clients, and the scheme of
                          others
@@ -36,10 +36,10 @@ def read_prefix(settings: ServingSettings) -> str:
     Raises:
         ConfigError: It is no path.
     """
-    given = urlsplit(settings.public_url).path
+    given = settings.root_path or urlsplit(settings.public_url).path
     prefix = _plain(given)
     if prefix is None:
-        raise ConfigError(f"RAGKV_PUBLIC_URL: {given!r} is no path such as /ragkv")
+        raise ConfigError(f"RAGKV_ROOT_PATH: {given!r} is no path such as /ragkv")
     return prefix
 
 

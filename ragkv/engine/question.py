@@ -234,11 +234,9 @@ class Questions:
         """Prefill everything where that is predicted to be quicker than stored KV, unless a method was asked for."""
         if request.options.method or request.options.conversation or self._engine.reuse_policy is None:
             return
-        sizes = [len(hit.chunk.tokens) for hit in request.hits]
-        question = len(request.question_tokens)
-        if not self._engine.reuse_policy.reuses(
-            request.method.method, sizes, self._engine.model.profile.block, question
-        ):
+        method, sizes = request.method.method, [len(hit.chunk.tokens) for hit in request.hits]
+        block, question = self._engine.model.profile.block, len(request.question_tokens)
+        if not self._engine.reuse_policy.reuses(method, sizes, block, question):
             request.method = replace(request.method, name=FULL, method=None)
             request.hits = without_wrappers(request.hits)
 

@@ -73,7 +73,7 @@ class ContextCache:
         self.states: States | None = None
         self._pending: list[PendingCopy | None] = [None] * shape.layers
         self._addresses: NDArray[np.int64] | None = None
-        self._numbers: list[NDArray[np.int64]] | None = None  # of positions: a step asks for them in every layer
+        self._numbers: list[NDArray[np.int64]] | None = None  # views of positions
         for layer, size in enumerate(sizes):
             if size:
                 self._resize(layer, size)
@@ -108,11 +108,6 @@ class ContextCache:
         """Allocated bytes of K and V, unused capacity included, and of states."""
         states = [each for state in self.states or () for each in (state.tail, state.recurrent) if each is not None]
         return sum(each.nbytes for each in (*self.tensors, *states))
-
-    @property
-    def has_room(self) -> bool:
-        """Whether every layer can hold another row where it is."""
-        return all(length < keys.shape[0] for length, keys in zip(self.lengths, self._k, strict=True))
 
     def make_room(self, rows: int) -> None:
         """Grow every layer, where needed, to hold `rows` more rows."""
@@ -151,10 +146,7 @@ class ContextCache:
         return self._k[layer], self._v[layer]
 
     def addresses(self, rows: int) -> NDArray[np.int64]:
-        """Return the addresses of K and of V of every layer [2, L], grown to hold `rows` more rows.
-
-        They are valid until the cache grows or moves. A decode step asks for them, so they are kept.
-        """
+        """Return the addresses of K and of V of each layer [2, L], grown for `rows` more rows; valid until it grows."""
         for layer, length in enumerate(self.lengths):
             if self._pending[layer] is not None:
                 self.wait_ready(layer)
@@ -190,8 +182,7 @@ class ContextCache:
 
     def append_row(self, position: int) -> None:
         """Append a row at `position` to every layer; it must have room. Its content is undefined until written."""
-        if self._numbers is None:
-            self._numbers = [positions.numpy() for positions in self._positions]
+        self._numbers = self._numbers or [positions.numpy() for positions in self._positions]
         for numbers, length in zip(self._numbers, self.lengths, strict=True):
             numbers[length] = position
         self.lengths = [length + 1 for length in self.lengths]

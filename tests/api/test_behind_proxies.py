@@ -60,9 +60,7 @@ PROXIES = {"nginx": (NGINX, ("-c",)), "caddy": (CADDY, ("run", "--adapter", "cad
 @pytest.fixture(scope="module")
 def below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service with a key, served below /rag unless the proxy says otherwise."""
-    with serving(
-        settings(tmp_path_factory.mktemp("proxied"), api_keys=PAIR, public_url="http://127.0.0.1/rag")
-    ) as running:
+    with serving(settings(tmp_path_factory.mktemp("proxied"), api_keys=PAIR, root_path="/rag")) as running:
         running.client.headers["X-API-Key"] = KEY
         running.post("/v1/documents?wait=true", HARBOUR)
         yield running

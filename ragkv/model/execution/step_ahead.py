@@ -48,7 +48,7 @@ class LaunchedStep:
     @property
     def has_room(self) -> bool:
         """Whether the cache of every request is there and holds another row where it is."""
-        return all(cache is not None and cache.has_room for cache in (alive() for alive in self.caches))
+        return all(cache is not None and _has_room(cache) for cache in (alive() for alive in self.caches))
 
     def run_ahead(self, tokens: Tensor, known: Callable[[], Sequence[int]]) -> StepAhead | None:
         """Launch the next step with tokens [W] int64 on the device; None where the caches have no room for it.
@@ -110,3 +110,9 @@ class StepAhead:
         if rows == [*range(len(number))]:
             return self.logits
         return self.logits.index_select(0, index_to_device(torch.tensor(rows), self.logits.device))
+
+
+def _has_room(cache: ContextCache) -> bool:
+    """Return whether every layer can hold another row where it is."""
+    keys = cache.tensors[: len(cache.lengths)]
+    return all(length < rows.shape[0] for length, rows in zip(cache.lengths, keys, strict=True))

@@ -21,7 +21,7 @@ BELOW = {"X-Forwarded-Prefix": "/tools/ragkv"}
 @pytest.fixture(scope="module")
 def below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service that a proxy serves below /rag."""
-    with serving(settings(tmp_path_factory.mktemp("below"), public_url="http://127.0.0.1/rag/")) as running:
+    with serving(settings(tmp_path_factory.mktemp("below"), root_path="/rag/")) as running:
         assert running.post("/rag/v1/documents?wait=true", HARBOUR).status_code == 200
         yield running
 
@@ -78,15 +78,16 @@ def test_what_is_no_path_is_not_repeated(service: Service, named: str) -> None:
     assert not set(' "<>é') & set(queued.headers["location"])
 
 
-def test_the_path_is_that_of_the_public_address() -> None:
+def test_the_path_is_that_of_the_settings_or_of_the_public_address() -> None:
     def prefix(**given: str) -> str:
         return read_prefix(load_settings(**given).part(ServingSettings))
 
-    assert prefix() == prefix(public_url="https://a.example") == prefix(public_url="https://a.example/") == ""
-    assert prefix(public_url="https://a.example/rag") == prefix(public_url="https://a.example/rag/") == "/rag"
-    for wrong in ("/a b", "/a/../b", "//https://a.example/rag"):
-        with pytest.raises(ConfigError, match="RAGKV_PUBLIC_URL"):
-            prefix(public_url=f"https://a.example{wrong}")
+    assert prefix() == prefix(root_path="/") == prefix(public_url="https://a.example/") == ""
+    assert prefix(root_path="rag") == prefix(root_path="/rag/") == prefix(public_url="https://a.example/rag/") == "/rag"
+    assert prefix(root_path="/a", public_url="https://a.example/b") == "/a"
+    for wrong in ("/a b", "/a/../b", "https://a.example/rag", "/a?b"):
+        with pytest.raises(ConfigError, match="RAGKV_ROOT_PATH"):
+            prefix(root_path=wrong)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_an_id_may_end_with_a_slash(service: Service) -> None:
 
 def test_roles_and_limits_hold_for_every_form_of_an_address(tmp_path: Path) -> None:
     key, pair = make_key("acme", {"tokens": 1}, "reader")
-    with serving(settings(tmp_path, api_keys=pair, public_url="http://127.0.0.1/rag")) as running:
+    with serving(settings(tmp_path, api_keys=pair, root_path="/rag")) as running:
         head = {"Authorization": f"Bearer {key}"}
         for path in ("/rag/v1/documents/", "/v1/documents/", "/rag/v1/documents"):
             assert running.post(path, HARBOUR, headers=head).json()["code"] == "forbidden", path
