@@ -54,14 +54,14 @@ class SearchedText:
         text: The text of a chunk.
         offsets: The byte of the chunk's text that each character of `text` stands for; None where they are the same.
         title: The title of the chunk.
-        places: Where the words of the text stand.
+        index: Where the words of the text stand.
         title_words: The words of the title.
     """
 
     text: str
     offsets: NDArray[np.int64] | None
     title: str
-    places: WordPlaces
+    index: WordPlaces
     title_words: tuple[str, ...]
 
 
@@ -83,7 +83,7 @@ class KnownChunk:
     def bytes(self) -> int:
         """Memory, about: the text counts twice, because chunks are known by theirs."""
         offsets = 0 if self.searched.offsets is None else self.searched.offsets.nbytes
-        words = self.searched.places.bytes
+        words = self.searched.index.bytes
         return self.bounds.nbytes + self.vectors.nbytes + 2 * len(self.searched.text) + offsets + words
 
 
@@ -112,7 +112,7 @@ class EvidenceFinder:
             BlockEvidence(
                 chunk.vectors @ vector,
                 find_words(words, chunk.searched, chunk.bounds),
-                find_named(names, chunk.searched.places, chunk.bounds),
+                find_named(names, chunk.searched.index, chunk.bounds),
                 _flags(names, chunk.searched.title_words),
             )
             for chunk in chunks

@@ -66,20 +66,20 @@ def word_places(text: str, offsets: NDArray[np.int64] | None) -> WordPlaces:
     return WordPlaces(numbers, np.asarray(words, np.int64), places if offsets is None else offsets[places])
 
 
-def find_named(names: Mapping[str, int], places: WordPlaces, windows: NDArray[np.float64]) -> Tensor:
+def find_named(names: Mapping[str, int], index: WordPlaces, windows: NDArray[np.float64]) -> Tensor:
     """Return which words of titles stand in the text of each window [B, U] bool.
 
     Args:
         names: Beginnings of words, or pairs of characters, with their columns.
-        places: Where the words of the text stand.
+        index: Where the words of the text stand.
         windows: First and last byte of each window [2, B], both in order.
     """
     present = np.zeros((windows.shape[1], len(names)), bool)
-    columns = np.full(len(places.numbers), -1)
-    for word in names.keys() & places.numbers.keys():
-        columns[places.numbers[word]] = names[word]
-    column = columns[places.words]
-    at, column = places.at[column >= 0], column[column >= 0]
+    columns = np.full(len(index.numbers), -1)
+    for word in names.keys() & index.numbers.keys():
+        columns[index.numbers[word]] = names[word]
+    column = columns[index.words]
+    at, column = index.at[column >= 0], column[column >= 0]
     window, behind = np.searchsorted(windows[1], at, "right"), np.searchsorted(windows[0], at, "right")
     while len(window):  # at most as often as windows overlap
         inside = window < behind

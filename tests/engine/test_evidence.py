@@ -144,7 +144,7 @@ def test_words_and_numbers_are_found_in_any_form_where_they_stand(question: str,
 def named_at(words: tuple[str, ...], text: str, windows: list[tuple[int, int]], title: str = "") -> list[list[bool]]:
     searched = searched_text(Chunk("a#0", "a", 0, title, text, ()))
     bounds: np.ndarray = np.array(windows, float).T
-    return find_named({word: n for n, word in enumerate(words)}, searched.places, bounds).tolist()
+    return find_named({word: n for n, word in enumerate(words)}, searched.index, bounds).tolist()
 
 
 def test_words_of_titles_are_found_in_texts_by_the_same_beginnings() -> None:
