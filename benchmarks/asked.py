@@ -29,7 +29,7 @@ from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 from ragkv.types import SEGMENT_BYTES
 
-TOKEN_BYTES, DIMENSION, WORDS = 4, 384, 8
+TOKEN_BYTES, DIMENSION, WORDS, TITLE_WORDS = 4, 384, 8, 3
 """Of random evidence: bytes of a token, numbers of a vector as the packaged embedder's, words of a question."""
 
 CHUNKS, TRIAL, QUESTIONS = 0, 2**20, 2**21
@@ -234,5 +234,11 @@ class RandomEvidence:
         """Return the evidence of a new random question in every chunk."""
         vector = self._random.standard_normal(DIMENSION).astype(np.float32)
         question = torch.from_numpy(vector / np.linalg.norm(vector))
-        words = [torch.from_numpy(self._random.random((len(mine), WORDS)) < 0.05) for mine in self._vectors]
-        return [BlockEvidence(mine @ question, found) for mine, found in zip(self._vectors, words, strict=True)]
+        return [BlockEvidence(mine @ question, *self._words(i, len(mine))) for i, mine in enumerate(self._vectors)]
+
+    def _words(self, number: int, windows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw which words stand in the windows of a chunk. Its own words are those of its title."""
+        count = TITLE_WORDS * len(self._vectors)
+        words, named = (self._random.random((windows, some)) < 0.05 for some in (WORDS, count))
+        title = torch.arange(count) // TITLE_WORDS == number
+        return torch.from_numpy(words), torch.from_numpy(named), title

@@ -1,14 +1,13 @@
 """Finds the evidence of a question in retrieved chunks: the glue between texts and `recompute/evidence.py`.
 
 The windows of blocks are ranges of bytes of a chunk's text. Segments that the catalogue keeps are pooled over them, and
-the question's words are looked for in them.
+the words of the question and of the chunks' titles are looked for in them.
 """
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,8 +17,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ragkv.engine.word_places import WordPlaces, find_named, word_beginnings, word_places
 from ragkv.model.prompt import Prompt
-from ragkv.normalisation import RUN, UNSPACED, fold_with_offsets, numbers, searchable
+from ragkv.normalisation import UNSPACED, fold_with_offsets, numbers, searchable
 from ragkv.passages import byte_offsets
 from ragkv.recompute.evidence import BlockEvidence
 from ragkv.types import SEGMENT_BYTES, Chunk, Hit
@@ -27,12 +27,10 @@ from ragkv.types import SEGMENT_BYTES, Chunk, Hit
 MOST_WORDS = 64
 """Words of a question that are looked for; a longer question has its first ones."""
 KNOWN_BYTES = 2**26
-"""Memory for what is known of chunks: about 100 KB of a chunk of 1,024 tokens. Without it every question about a
+"""Memory for what is known of chunks: about 200 KB of a chunk of 1,024 tokens. Without it every question about a
 popular chunk would fold its text and add up its segments again."""
-STEM = 5
-"""Letters by which words are compared, so that `built` and `builds`, or `bridge` and `bridges`, are the same."""
-
-_WORD = re.compile(r"\w+")
+MOST_TITLE_WORDS = 16
+"""Words of a title that are looked for in other chunks; a longer title has its first ones."""
 
 
 class SegmentFinder(Protocol):
@@ -56,11 +54,15 @@ class SearchedText:
         text: The text of a chunk.
         offsets: The byte of the chunk's text that each character of `text` stands for; None where they are the same.
         title: The title of the chunk.
+        index: Where the words of the text stand.
+        title_words: The words of the title.
     """
 
     text: str
     offsets: NDArray[np.int64] | None
     title: str
+    index: WordPlaces
+    title_words: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,8 @@ class KnownChunk:
     def bytes(self) -> int:
         """Memory, about: the text counts twice, because chunks are known by theirs."""
         offsets = 0 if self.searched.offsets is None else self.searched.offsets.nbytes
-        return self.bounds.nbytes + self.vectors.nbytes + 2 * len(self.searched.text) + offsets
+        words = self.searched.index.bytes
+        return self.bounds.nbytes + self.vectors.nbytes + 2 * len(self.searched.text) + offsets + words
 
 
 class EvidenceFinder:
@@ -103,8 +106,16 @@ class EvidenceFinder:
         """Return the evidence in the chunk of each hit. Raises ModelNotFound: the embedder cannot be loaded."""
         chunks = self._know(hits)
         vector, words = torch.from_numpy(self._finder.question_vector(question)), question_words(question)
+        titles = dict.fromkeys(word for chunk in chunks for word in chunk.searched.title_words if word not in words)
+        names = {word: number for number, word in enumerate(titles)}
         return [
-            BlockEvidence(chunk.vectors @ vector, find_words(words, chunk.searched, chunk.bounds)) for chunk in chunks
+            BlockEvidence(
+                chunk.vectors @ vector,
+                find_words(words, chunk.searched, chunk.bounds),
+                find_named(names, chunk.searched.index, chunk.bounds),
+                _flags(names, chunk.searched.title_words),
+            )
+            for chunk in chunks
         ]
 
     def _know(self, hits: Sequence[Hit]) -> list[KnownChunk]:
@@ -160,10 +171,7 @@ def window_vectors(segments: NDArray[np.int8], bounds: NDArray[np.float64]) -> T
 
 def question_words(question: str) -> tuple[str, ...]:
     """Return what is looked for: the beginnings of words, and pairs of characters of scripts without spaces."""
-    words = list[str]()
-    for run in (run for word in _WORD.findall(searchable(question).lower()) for run in RUN.findall(word)):
-        pairs = [run[i : i + 2] for i in range(max(1, len(run) - 1))]
-        words += pairs if UNSPACED.match(run) else [run[:STEM]]
+    words = (word for word, _ in word_beginnings(searchable(question).lower()))
     return tuple(dict.fromkeys(words))[:MOST_WORDS]
 
 
@@ -188,9 +196,18 @@ def find_words(words: Sequence[str], searched: SearchedText, windows: NDArray[np
     return torch.from_numpy(present)
 
 
+def _flags(names: Mapping[str, int], words: Sequence[str]) -> Tensor:
+    """Return which names are among some words [U] bool."""
+    flags = np.zeros(len(names), bool)
+    flags[[names[word] for word in words if word in names]] = True
+    return torch.from_numpy(flags)
+
+
 def searched_text(chunk: Chunk) -> SearchedText:
     """Return what words are looked for in of a chunk."""
-    return SearchedText(*_searched(chunk.text), _searched(chunk.title)[0])
+    (text, offsets), title = _searched(chunk.text), _searched(chunk.title)[0]
+    words = dict.fromkeys(word for word, _ in word_beginnings(title))
+    return SearchedText(text, offsets, title, word_places(text, offsets), tuple(words)[:MOST_TITLE_WORDS])
 
 
 def _searched(text: str) -> tuple[str, NDArray[np.int64] | None]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ragkv.engine.evidence import STEM
 from ragkv.engine.occurrences import words_of
+from ragkv.engine.word_places import STEM
 from ragkv.passages import PUNCTUATION
 from ragkv.retrieval.follow_up import NAMES_NOTHING
 

@@ -11,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.engine import evidence
-from ragkv.engine.evidence import EvidenceFinder, as_hits, find_words, question_words, searched_text, window_vectors
+from ragkv.engine.evidence import (
+    EvidenceFinder,
+    as_hits,
+    find_words,
+    question_words,
+    searched_text,
+    window_vectors,
+)
+from ragkv.engine.word_places import find_named
 from ragkv.model.decoder import DecoderModel
+from ragkv.recompute.evidence import title_links
 from ragkv.retrieval.segments import segment_count
 from ragkv.types import SEGMENT_BYTES, Chunk, Hit
 from tests.quick import quick_model
@@ -130,6 +139,58 @@ def test_words_and_numbers_are_found_in_any_form_where_they_stand(question: str,
     (first, second) = found_at(words, text, [(0, 10), (10, end)])
     assert not any(first)
     assert second[-1]
+
+
+def named_at(words: tuple[str, ...], text: str, windows: list[tuple[int, int]], title: str = "") -> list[list[bool]]:
+    searched = searched_text(Chunk("a#0", "a", 0, title, text, ()))
+    bounds: np.ndarray = np.array(windows, float).T
+    return find_named({word: n for n, word in enumerate(words)}, searched.index, bounds).tolist()
+
+
+def test_words_of_titles_are_found_in_texts_by_the_same_beginnings() -> None:
+    text = "Rebuilt? Built by Åse. BUILDERS"
+    windows = [(0, 9), (9, 15), (15, 40)]
+    assert named_at(("built", "build", "åse"), text, windows) == [
+        [False, False, False],
+        [True, False, False],
+        [False, True, True],
+    ]
+    assert named_at(("tarn",), "Nothing.", [(0, 8)], "The Tarn") == [[False]], "a title is not its text"
+    assert named_at(("港口", "1889", "48000"), "这个港口建于1889年，有48,000人。", [(0, 6), (6, 18), (18, 60)]) == [
+        [False, False, False],
+        [True, False, False],
+        [False, True, True],
+    ]
+
+
+@given(st.text(alphabet="ab Åß港口1,0.-_ﬁ\u00ad", max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_every_word_of_a_question_is_found_in_its_own_text(text: str) -> None:
+    words, whole = question_words(text), [(0, len(text.encode()) + 1)]
+    assert named_at(words, text, whole) == [[True] * len(words)]
+
+
+def test_titles_name_chunks_by_the_words_that_the_question_has_not() -> None:
+    model = quick_model()
+    texts = [
+        ("Tarn harbour", "Designed by Odile Brannock."),
+        ("Odile Brannock", "She was born in Lanvrac."),
+        ("", "No."),
+    ]
+    hits = as_hits(texts, [model.prompt.chunk(*pair) for pair in texts])
+    found = EvidenceFinder(Known(), model.prompt, 64).find("Where was the designer of Tarn born?", hits)
+    assert [each.title.tolist() for each in found] == [
+        [True, False, False],  # harbo, odile, brann
+        [False, True, True],
+        [False, False, False],
+    ]
+    assert [each.named.tolist() for each in found] == [[[False, True, True]], [[False] * 3], [[False] * 3]]
+    assert title_links(found, torch.tensor([1.0, 0.0, 0.0])).tolist() == pytest.approx([0, 1, 0])
+
+
+def test_a_long_title_has_its_first_words() -> None:
+    searched = searched_text(Chunk("a#0", "a", 0, " ".join(f"w{n}" for n in range(99)), "", ()))
+    assert searched.title_words == tuple(f"w{n}" for n in range(16))
 
 
 def test_the_same_evidence_is_found_whatever_model_has_read_the_chunk() -> None:

@@ -255,7 +255,8 @@ def told(found):
     for source in found:
         blocks = source.piece.blocks
         meaning, words = torch.rand(blocks, generator=generator), torch.rand(blocks, 2, generator=generator) > 0.7
-        source.piece = replace(source.piece, evidence=BlockEvidence(meaning, words))
+        named = torch.zeros(blocks, 0, dtype=torch.bool)
+        source.piece = replace(source.piece, evidence=BlockEvidence(meaning, words, named, named[0]))
     return found
 
 

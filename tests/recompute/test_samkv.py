@@ -236,12 +236,13 @@ def test_at_least_a_share_of_the_middle_is_retrieved():
 def test_evidence_ranks_blocks_at_the_budgets_of_the_query():
     chunks = [piece(13, seed=seed) for seed in (1, 2)]
     method = SamKV(layers=(0, 1, 2), choose="evidence", least=0.3)
-    assert method.evidence == ("meaning", "words")
+    assert method.evidence == ("meaning", "words", "links")
     assert SamKV().evidence == ()
     strong = torch.zeros(13)
     strong[[5, 7, 8]] = torch.tensor([3.0, 2.0, 1.0])
     nothing = torch.zeros(13, 0, dtype=torch.bool)
-    told = [replace(each, evidence=BlockEvidence(strong * (i == 1), nothing)) for i, each in enumerate(chunks)]
+    found = [BlockEvidence(strong * i, nothing, nothing, nothing[0]) for i in (0, 1)]
+    told = [replace(chunk, evidence=mine) for chunk, mine in zip(chunks, found, strict=True)]
     kept = method.plan(told, queries()).kept
     assert all(set(layer[1]) >= {5, 7, 8} for layer in kept)
     sizes = [sum(map(len, layer)) for layer in replace(method, choose="query").plan(chunks, queries()).kept]

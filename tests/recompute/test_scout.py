@@ -27,7 +27,8 @@ def needle(blocks, at, strength, seed=0):
 
 def told(blocks, meaning, words=()):
     """Return a chunk with evidence: the cosine of some blocks, and those that have the question's only word."""
-    found = BlockEvidence(torch.zeros(blocks), torch.zeros(blocks, 1, dtype=torch.bool))
+    unnamed = torch.zeros(blocks, 0, dtype=torch.bool)
+    found = BlockEvidence(torch.zeros(blocks), torch.zeros(blocks, 1, dtype=torch.bool), unnamed, unnamed[0])
     for block, cosine in meaning.items():
         found.meaning[block] = cosine
     found.words[list(words)] = True
