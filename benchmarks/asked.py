@@ -30,7 +30,7 @@ from ragkv.timing import StepTimer
 from ragkv.types import SEGMENT_BYTES
 
 TOKEN_BYTES, DIMENSION, WORDS, TITLE_WORDS = 4, 384, 8, 3
-"""Of random evidence: bytes of a token, numbers of a vector as the packaged embedder's, words of a question."""
+"""Of random evidence: bytes of a token, numbers of a vector as the packaged one, words of a question and of a title."""
 
 CHUNKS, TRIAL, QUESTIONS = 0, 2**20, 2**21
 """First number of the random inputs of each kind, so that no two inputs are the same."""
