@@ -93,7 +93,8 @@ def _samkv(update: str) -> Callable[[DecoderModel], dict[str, Any]]:
 
 def _scout(model: DecoderModel) -> dict[str, Any]:
     p, shape = model.profile, model.shape
-    evidence = (*WITHOUT_PASS, "attention") if p.retrieval_heads else WITHOUT_PASS
+    # Links were not measured beside attention, which finds much of what they find.
+    evidence = ("meaning", "words", "attention") if p.retrieval_heads else WITHOUT_PASS
     selection = {"evidence": evidence, "reach": p.scout_reach, "cap": p.scout_cap, "chunks": p.scout_chunks}
     given = {"layers": shape.layers, "heads": p.retrieval_heads, "group": shape.q_heads // shape.kv_heads}
     return {**given, "scale": model.scale, "repair": p.scout_repair, **selection}
