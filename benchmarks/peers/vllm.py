@@ -41,6 +41,7 @@ DECODE = ((16384, 1), (16384, 4), (16384, 16), (1640, 1), (1640, 16), (1640, 64)
 SELECTING = "scout:evidence=meaning/words,repair=none"
 TENTH = f"{SELECTING},promise=1,cap=0.1,growth=1"
 """Keeps a tenth, as scout does of natural text. Random weights would keep next to nothing."""
+ENVIRONMENT = ("VLLM_ENABLE_V1_MULTIPROCESSING=0", "VLLM_USE_FLASHINFER_SAMPLER=0", "VLLM_NO_USAGE_STATS=1")
 CHUNK, DOCUMENTS, ANSWER, LIMIT = 1024, 64, 128, 1000.0
 """Tokens of a chunk, documents of the load, tokens of an answer, and milliseconds that a first token may take."""
 OWN, PEER = "ragkv", "vllm"
@@ -139,7 +140,8 @@ def _of_vllm(asked: argparse.Namespace, form: str, loads: Sequence[Sequence[Load
             "answer": ANSWER,
         }
         worker = Path(__file__).with_name("vllm_worker.py")
-        command = [asked.python, "-P", str(worker)]  # its folder holds a `vllm`, too
+        # The worker's folder holds a `vllm`, too, which -P keeps out of its way.
+        command = ["env", *ENVIRONMENT, asked.python, "-P", str(worker)]
         run = subprocess.run(command, input=json.dumps(question).encode(), stdout=subprocess.PIPE, check=True)
     figures: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return figures

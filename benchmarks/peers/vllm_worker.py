@@ -2,14 +2,14 @@
 
     python vllm_worker.py < question.json      {"model": FOLDER, "prefill": [1024], "decode": [[16384, 4]], …}
 
-The folder has a configuration and no weights: vLLM fills them with small random numbers. The engine runs in this
-process, with its defaults: compiled, CUDA graphs, prefix caching. The last line of the output is one JSON object.
+The folder has a configuration and no weights: vLLM fills them with small random numbers. The engine has its defaults:
+compiled, CUDA graphs, prefix caching; VLLM_ENABLE_V1_MULTIPROCESSING=0 keeps it in this process. The last line of the
+output is one JSON object.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
 import sys
@@ -17,15 +17,11 @@ import time
 from itertools import count, pairwise
 from typing import Any
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-
 WARM_UP = 8
 """Tokens of each answer that are not timed."""
 
 
-class Engine:
+class VllmEngine:
     """vLLM's engine, driven step by step."""
 
     def __init__(self, asked: dict[str, Any]):
@@ -63,7 +59,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a request is not answered yet."""
-        return self._engine.has_unfinished_requests()
+        return bool(self._engine.has_unfinished_requests())
 
     def first_token(self, size: int) -> float:
         """Return the milliseconds to the first token of a prompt without a known prefix."""
@@ -118,12 +114,12 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     Args:
         asked: `model` (folder), `quantization` ("" or fp8), `longest` (tokens of a context), `memory` (share of the
             GPU's), `requests` (most at a time), `vocabulary`, `prefill` (lengths), `decode` ([length, requests]),
-            `steps`, `repeat`, and `loads`: lists as `Engine.serve` takes them, with `documents` and `answer`.
+            `steps`, `repeat`, and `loads`: lists as `VllmEngine.serve` takes them, with `documents` and `answer`.
 
     Returns:
         `version`; milliseconds by length (`prefill`), by case (`decode`), and of each request (`loads`).
     """
-    engine = Engine(asked)
+    engine = VllmEngine(asked)
     engine.first_token(512)  # the first call compiles
     prefill = {size: [engine.first_token(size) for _ in range(asked["repeat"])] for size in asked["prefill"]}
     decode = {f"{size} {rows}": engine.between_tokens(size, rows, asked["steps"]) for size, rows in asked["decode"]}
