@@ -126,7 +126,7 @@ def _read_scans(document: PdfDocument, pages: _Pages, room: TextRoom, most: int)
     from ragkv.ingest.formats.ocr import Reader
 
     if len(pages.scans) > most:
-        raise TooLarge(f"{len(pages.scans)} of its pages need OCR, the limit is {most} (ocr_pages)")
+        raise TooLarge(f"{len(pages.scans)} of its pages need OCR, the limit is {most} (ocr)")
     reader = Reader()
     for number in pages.scans:
         try:

@@ -59,8 +59,8 @@ def decode_step(
     policy that has seen half of a pass cannot.
 
     A recorded step of greedy sequences is followed by the next one before anybody has read its tokens, unless a group
-    waits for the device (`GraphDecoder.decode_ahead`). Sequences that it lacks wait for the step behind it: they are
-    not `ready` afterwards.
+    waits for the device or a draft may come (`GraphDecoder.decode_ahead`). Sequences that it lacks wait for the step
+    behind it: they are not `ready` afterwards.
 
     Args:
         model: The model.
@@ -129,7 +129,7 @@ def _decode_recorded(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequen
     logits = _decode_rows(graph_decoder, launched or sequences)
     continues = any(len(sequence.tokens) + 1 < sequence.sampling.max_tokens for sequence in sequences)
     complete = len(launched) in (0, len(sequences))  # otherwise those that are left out come next
-    if idle and continues and complete and all(sequence.is_greedy for sequence in sequences):
+    if idle and continues and complete and all(sequence.runs_ahead for sequence in sequences):
         graph_decoder.decode_ahead(logits.likeliest, lambda: logits.best)
 
 

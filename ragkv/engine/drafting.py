@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 GAP = -1
 """Stands between texts that do not follow each other, and for tokens that are never drafted. No token has this id."""
@@ -94,6 +95,19 @@ class PromptLookup:
         longest = min(self._params.longest, self.answered)
         if count < 1 or longest < self._params.shortest:
             return ()
+        ends, length = self._match(longest)
+        if length < self._params.shortest:
+            return ()
+        found = self._known[ends[0] + 1 : min(ends[0] + 1 + count, self._size)].tolist()
+        return tuple(found[: found.index(GAP)] if GAP in found else found)
+
+    def is_near(self) -> bool:
+        """Whether a token more may make an n-gram that is long enough."""
+        needed = self._params.shortest - 1
+        return self.answered >= needed and self._match(needed)[1] >= needed
+
+    def _match(self, longest: int) -> tuple[NDArray[np.int64], int]:
+        """Return where the longest n-gram that ends the answer ends in the texts, and its length, at most `longest`."""
         known = self._known[: self._size]
         # Places where the n-gram may end: something follows, so the end of the answer itself is none of them.
         ends = np.flatnonzero((known[:-1] == known[-1]) & (known[1:] != GAP))
@@ -103,10 +117,7 @@ class PromptLookup:
             if not longer.size:
                 break
             ends, length = longer, length + 1
-        if length < self._params.shortest:
-            return ()
-        found = known[ends[0] + 1 : ends[0] + 1 + count].tolist()
-        return tuple(found[: found.index(GAP)] if GAP in found else found)
+        return ends, length
 
 
 class Drafter:
@@ -142,6 +153,11 @@ class Drafter:
         self.passes += bool(draft)
         self.drafted += len(draft)
         return draft
+
+    def may_propose(self, tokens: Sequence[int]) -> bool:
+        """Whether there may be a draft behind the next token. tokens: the answer so far, of which none is a draft."""
+        self._lookup.append(tokens[self._lookup.answered :])
+        return len(tokens) + 1 >= self._resume and self._lookup.is_near()
 
     def accept(self) -> None:
         """Note that the next token of the latest draft was accepted."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from ragkv.engine.word_places import WordPlaces, find_named, word_beginnings, wo
 from ragkv.model.prompt import Prompt
 from ragkv.normalisation import UNSPACED, fold_with_offsets, numbers, searchable
 from ragkv.passages import byte_offsets
-from ragkv.recompute.evidence import BlockEvidence
+from ragkv.recompute.evidence import WITHOUT_PASS, BlockEvidence, Kind
 from ragkv.types import SEGMENT_BYTES, Chunk, Hit
 
 MOST_WORDS = 64
@@ -29,6 +30,8 @@ MOST_WORDS = 64
 KNOWN_BYTES = 2**26
 """Memory for what is known of chunks: about 200 KB of a chunk of 1,024 tokens. Without it every question about a
 popular chunk would fold its text and add up its segments again."""
+INDEX_BYTES = 15
+"""Memory for the index of a text's words, about, for each of its characters."""
 MOST_TITLE_WORDS = 16
 """Words of a title that are looked for in other chunks; a longer title has its first ones."""
 
@@ -54,15 +57,18 @@ class SearchedText:
         text: The text of a chunk.
         offsets: The byte of the chunk's text that each character of `text` stands for; None where they are the same.
         title: The title of the chunk.
-        index: Where the words of the text stand.
         title_words: The words of the title.
     """
 
     text: str
     offsets: NDArray[np.int64] | None
     title: str
-    index: WordPlaces
     title_words: tuple[str, ...]
+
+    @cached_property
+    def index(self) -> WordPlaces:
+        """Where the words of the text stand."""
+        return word_places(self.text, self.offsets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +87,9 @@ class KnownChunk:
 
     @property
     def bytes(self) -> int:
-        """Memory, about: the text counts twice, because chunks are known by theirs."""
+        """Memory, about: the text counts twice, because chunks are known by theirs, and its index as if made."""
         offsets = 0 if self.searched.offsets is None else self.searched.offsets.nbytes
-        words = self.searched.index.bytes
-        return self.bounds.nbytes + self.vectors.nbytes + 2 * len(self.searched.text) + offsets + words
+        return self.bounds.nbytes + self.vectors.nbytes + (2 + INDEX_BYTES) * len(self.searched.text) + offsets
 
 
 class EvidenceFinder:
@@ -102,17 +107,27 @@ class EvidenceFinder:
         self._known: OrderedDict[Hashable, KnownChunk] = OrderedDict()
         self._bytes = 0
 
-    def find(self, question: str, hits: Sequence[Hit]) -> list[BlockEvidence]:
-        """Return the evidence in the chunk of each hit. Raises ModelNotFound: the embedder cannot be loaded."""
+    def find(self, question: str, hits: Sequence[Hit], kinds: Sequence[Kind] = WITHOUT_PASS) -> list[BlockEvidence]:
+        """Return the evidence in the chunk of each hit.
+
+        Args:
+            question: The question.
+            hits: The chunks.
+            kinds: The kinds that count. Titles are looked for where `links` is one of them.
+
+        Raises:
+            ModelNotFound: The embedder cannot be loaded.
+        """
         chunks = self._know(hits)
         vector, words = torch.from_numpy(self._finder.question_vector(question)), question_words(question)
-        titles = dict.fromkeys(word for chunk in chunks for word in chunk.searched.title_words if word not in words)
+        titling = chunks if "links" in kinds else []
+        titles = dict.fromkeys(word for chunk in titling for word in chunk.searched.title_words if word not in words)
         names = {word: number for number, word in enumerate(titles)}
         return [
             BlockEvidence(
                 chunk.vectors @ vector,
                 find_words(words, chunk.searched, chunk.bounds),
-                find_named(names, chunk.searched.index, chunk.bounds),
+                find_named(names, chunk.searched.index, chunk.bounds) if names else _nothing_named(chunk),
                 _flags(names, chunk.searched.title_words),
             )
             for chunk in chunks
@@ -196,6 +211,11 @@ def find_words(words: Sequence[str], searched: SearchedText, windows: NDArray[np
     return torch.from_numpy(present)
 
 
+def _nothing_named(chunk: KnownChunk) -> Tensor:
+    """Return that no name stands in any window [B, 0] bool."""
+    return torch.zeros(chunk.bounds.shape[1], 0, dtype=torch.bool)
+
+
 def _flags(names: Mapping[str, int], words: Sequence[str]) -> Tensor:
     """Return which names are among some words [U] bool."""
     flags = np.zeros(len(names), bool)
@@ -207,7 +227,7 @@ def searched_text(chunk: Chunk) -> SearchedText:
     """Return what words are looked for in of a chunk."""
     (text, offsets), title = _searched(chunk.text), _searched(chunk.title)[0]
     words = dict.fromkeys(word for word, _ in word_beginnings(title))
-    return SearchedText(text, offsets, title, word_places(text, offsets), tuple(words)[:MOST_TITLE_WORDS])
+    return SearchedText(text, offsets, title, tuple(words)[:MOST_TITLE_WORDS])
 
 
 def _searched(text: str) -> tuple[str, NDArray[np.int64] | None]:

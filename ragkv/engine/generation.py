@@ -193,10 +193,11 @@ class Sequence:
         return len(self.tokens) >= self.sampling.max_tokens
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether the next token is the likeliest one, and no more than that is asked of its logits."""
+    def runs_ahead(self) -> bool:
+        """Whether its next pass may run before its token is known: the likeliest one comes, and no draft behind it."""
         own = self.draft or self.guide or self.paged or self.pooled or self.attention
-        return self.sampling.is_greedy and not own
+        drafts = isinstance(self.drafter, Drafter) and self.drafter.may_propose(self.tokens)
+        return self.sampling.is_greedy and not own and not drafts
 
     @property
     def finished(self) -> bool:

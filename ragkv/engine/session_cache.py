@@ -11,13 +11,13 @@ from ragkv.engine.passes import Passes
 from ragkv.engine.session import SessionState
 from ragkv.errors import InputError
 from ragkv.recompute.base import Method
-from ragkv.recompute.evidence import BlockEvidence
+from ragkv.recompute.evidence import BlockEvidence, Kind
 from ragkv.types import Chunk, Hit
 
 MAX_NAME = 512
 """Longest name of a conversation, in characters."""
-FindEvidence = Callable[[str, Sequence[Hit]], list[BlockEvidence]]
-"""`(question, hits) -> evidence` in the chunk of each hit."""
+FindEvidence = Callable[[str, Sequence[Hit], Sequence[Kind]], list[BlockEvidence]]
+"""`(question, hits, kinds) -> evidence` of these kinds in the chunk of each hit."""
 OpenChunks = Callable[[Sequence[tuple[Chunk, bool]], str], Passes[list[StoredChunk]]]
 """`(chunks, collection) -> sources`: opens the KV of chunks, each with whether it stands right after S."""
 

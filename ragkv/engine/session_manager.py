@@ -140,7 +140,7 @@ class SessionManager:
         if method is None or not 0 < method.chunks < len(hits):
             return list(hits)
         with timer.step("plan"):
-            chosen = method.screen(self._evidence(session.sought, hits))
+            chosen = method.screen(self._evidence(session.sought, hits, method.evidence))
         session.left_out = [hit for i, hit in enumerate(hits) if i not in chosen]
         return [hits[i] for i in chosen]
 
@@ -178,7 +178,7 @@ class SessionManager:
             session.sources += yield from self._open(session, session.hits[len(session.sources) :])
         if method.evidence:
             with timer.step("plan"):
-                found = self._evidence(session.sought, session.hits)
+                found = self._evidence(session.sought, session.hits, method.evidence)
                 for source, evidence in zip(session.sources, found, strict=True):
                     source.piece = replace(source.piece, evidence=evidence)
 

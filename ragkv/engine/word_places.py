@@ -15,8 +15,6 @@ from ragkv.normalisation import RUN, UNSPACED
 
 STEM = 5
 """Letters by which words are compared, so that `built` and `builds`, or `bridge` and `bridges`, are the same."""
-WORD_BYTES = 150
-"""Memory for a beginning of a word and its number, about."""
 
 _WORD = re.compile(r"\w+")
 
@@ -34,11 +32,6 @@ class WordPlaces:
     numbers: Mapping[str, int]
     words: NDArray[np.int64]
     at: NDArray[np.int64]
-
-    @property
-    def bytes(self) -> int:
-        """Memory, about."""
-        return self.words.nbytes + self.at.nbytes + WORD_BYTES * len(self.numbers)
 
 
 def word_beginnings(text: str) -> Iterator[tuple[str, int]]:

@@ -191,7 +191,7 @@ class _Asker:
     def _prefill(self, question: SetQuestion, tokens: abc.Sequence[int], method: str) -> tuple[PrefilledContext, float]:
         """(the context, milliseconds to the first token). Retrieval has embedded the question before."""
         if self._params.evidence is not None:
-            self._params.evidence.find(question.text, self._hits[:1])
+            self._params.evidence.find(question.text, self._hits[:1], ())
         timer, params = StepTimer(self._prefiller.model.device), self._params
         if method == FULL:
             context = self._prefill_question(tokens)
@@ -215,7 +215,7 @@ class _Asker:
         tokens, joining = self._prefiller.model.prompt.question(question.text), tuple(range(len(sources)))
         if self._params.evidence is not None and made.evidence:
             with timer.step("plan"):
-                found = self._params.evidence.find(question.text, self._hits)
+                found = self._params.evidence.find(question.text, self._hits, made.evidence)
                 joining = made.screen(found) if made.chunks else joining
             for source, mine in zip(sources, found, strict=True):
                 source.piece = replace(source.piece, evidence=mine)

@@ -26,6 +26,8 @@ Kind = Literal["meaning", "words", "links", "attention"]
 
 WITHOUT_PASS: tuple[Kind, ...] = ("meaning", "words", "links")
 """The kinds that need no pass of the model."""
+BESIDE_ATTENTION: tuple[Kind, ...] = ("meaning", "words")
+"""Those of them that count beside attention, which finds much of what links find; both together were not measured."""
 WEIGHTS: dict[Kind, float] = {"meaning": 0.83, "words": 0.60, "links": 3.0, "attention": 1.0}
 STRONG_WINDOWS = 256
 """Windows in which titles are looked for, those of the largest logits: what others hold counts for next to nothing."""
@@ -42,7 +44,7 @@ class BlockEvidence:
         meaning: Cosine of the question and each block's window [B] float32.
         words: Which of the question's words stand in each block's window [B, W] bool.
         named: Which of the words of titles stand in the text of each block's window [B, U] bool. They are the words of
-            the titles of all chunks of the context, without the question's.
+            the titles of all chunks of the context, without the question's; none where links are not asked for.
         title: Which of these words the title of this chunk has [U] bool.
     """
 

@@ -37,6 +37,21 @@ def test_a_lookup_finds_what_a_search_of_all_places_finds(texts, answer, params,
         assert lookup.answered == at + 1
 
 
+@given(st.lists(TOKENS, max_size=4), TOKENS, LENGTHS)
+def test_a_draft_never_comes_where_it_was_said_that_none_may(texts, answer, params):
+    drafter = Drafter(texts, params=params)
+    for size in range(1, len(answer)):
+        may = drafter.may_propose(answer[:size])
+        assert may or not Drafter(texts, params=params).propose(answer[: size + 1], 4)
+
+
+def test_drafts_may_come_where_a_token_more_ends_what_is_looked_up():
+    drafter = Drafter([range(100, 120)], params=DraftParams(4, 3))
+    assert not drafter.may_propose([100])
+    assert drafter.may_propose([100, 101])
+    assert not drafter.may_propose([100, 101, 7])
+
+
 def test_a_draft_neither_begins_in_one_text_and_ends_in_another_nor_holds_a_stop_token():
     texts, stop = ([4, 5, 6, 7], [8, 9], [0, 1, 2, 3, 99, 4]), [99]
     params = DraftParams(shortest=3)

@@ -211,6 +211,19 @@ def test_a_question_without_words_has_evidence_all_the_same() -> None:
     assert torch.isfinite(found.meaning).all()
 
 
+def test_titles_are_looked_for_only_where_links_count() -> None:
+    model = quick_model()
+    texts = [("Odile Brannock", TEXT), ("Tarn", TEXT + " It was built by Odile Brannock.")]
+    hits = as_hits(texts, [model.prompt.chunk(*pair) for pair in texts])
+    finder = EvidenceFinder(Known(), model.prompt, 4)
+    without = finder.find("Who built it?", hits, ("meaning", "words"))
+    assert [(found.named.shape[1], len(found.title)) for found in without] == [(0, 0)] * 2
+    assert all("index" not in vars(known.searched) for known in finder._known.values()), "and nothing is made for them"
+    linked = finder.find("Who built it?", hits)
+    assert linked[1].named.any()
+    assert all(torch.equal(one.words, other.words) for one, other in zip(without, linked, strict=True))
+
+
 def test_what_is_known_of_a_chunk_is_made_once_for_each_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
     model, known = quick_model(), Known()
     texts = [("Tarn", TEXT * n) for n in (1, 2, 3)]

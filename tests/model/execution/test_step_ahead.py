@@ -230,6 +230,27 @@ def test_no_step_is_launched_ahead_where_it_may_be_of_no_use(model: DecoderModel
     assert decoder.launched == []
 
 
+def test_a_quote_is_drafted_as_soon_as_without_steps_ahead(model: DecoderModel) -> None:
+    """Steps that run ahead have one row a sequence, so they end where a draft may come."""
+    said = alone(model, (30,))[0]
+    decoder, (sequence,) = Counted(model), sequences(model, (30,))
+    sequence.drafter, slow = Drafter([said]), Drafter([said])
+    ahead, drafted = 0, list[int]()
+    while (token := sequence.sample(frozenset())) is not None:
+        assert token == said[len(sequence.tokens) - 1]
+        if sequence.ready or sequence.finished:
+            continue
+        before = len(decoder.launched)
+        decode_step(model, [sequence], decoder)
+        ahead += len(decoder.launched) - before
+        drafted.append(len(sequence.tokens) if sequence.draft else 0)
+    first = next(length for length in drafted if length)
+    assert slow.propose(said[:first], 8)
+    assert not Drafter([said]).propose(said[: first - 1], 8), "no draft could have come sooner"
+    assert ahead == first - 2, "all steps but those whose next token may complete what is looked up"
+    assert sequence.drafter.accepted > 8
+
+
 def test_a_drafter_is_not_asked_behind_a_step_that_runs_already(model: DecoderModel) -> None:
     decoder, (sequence,) = Counted(model), sequences(model, (9,))
     sequence.sample(frozenset())
