@@ -234,13 +234,17 @@ def test_with_keys_a_request_needs_one(tmp_path: Path) -> None:
 
 
 def test_a_scrape_takes_less_than_five_milliseconds(answered: tuple[Service, list[Any]]) -> None:
+    """On a machine where sorting ten thousand numbers as texts takes half as long. Other work slows both down."""
     collector: MetricsCollector = answered[0].app.state.metrics
-    taken = []
+    taken, compared = list[float](), list[float]()
     for _ in range(20):
         started = time.thread_time()
         collector.render("")
-        taken.append(time.thread_time() - started)
-    assert min(taken) < 0.005
+        between = time.thread_time()
+        sorted(str(7919 * number % 10007) for number in range(10_000))
+        taken.append(between - started)
+        compared.append(time.thread_time() - between)
+    assert min(taken) < 2 * min(compared)
 
 
 def test_a_replica_tells_how_far_its_search_views_are_behind(tmp_path: Path) -> None:
