@@ -18,10 +18,8 @@ MOST_RULES = 500
 """Most selectors that are read. Pages that scripts make have thousands."""
 _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 _SHOWN = re.compile(r"display\s*:\s*[a-z]|visibility\s*:\s*visible", re.IGNORECASE)
-
-
 _SET_OFF = re.compile(
-    r"vertical-align\s*:\s*su(?:per|b)\b|text-decoration[a-z-]*\s*:[^;}]{0,40}line-through"
+    r"vertical-align\s*:\s*su(?:per|b)\b|text-decoration(?:-line)?\s*:[^;}]{0,40}line-through"
     r"|list-style(?:-type)?\s*:\s*(?:lower|upper)-[a-z]+",
     re.IGNORECASE,
 )

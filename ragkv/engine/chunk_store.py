@@ -11,10 +11,11 @@ from ragkv.errors import EntryCorrupt, NotQuantisable, StoreError
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.digest import retrieval_pairs
 from ragkv.store.base import KVStore
-from ragkv.store.format.codec import ChunkBytes, as_stored, begin_packing, fetch_states, pack, pack_bytes
+from ragkv.store.format.codec import ChunkBytes, as_stored, begin_packing, pack, pack_bytes
 from ragkv.store.format.head import Head, chunk_key, unpack_head
 from ragkv.store.format.layout import Layout
 from ragkv.store.format.seal import CHECKSUMS, Seal
+from ragkv.store.tier import fetch_states
 from ragkv.store.tiers import Tiers
 from ragkv.types import ChunkKV, Key
 

@@ -38,9 +38,10 @@ _OBJECT = re.compile(
     r"\s*(?:$|[.,;:?!]|(?:to|in|on|at|from|for|with|by|of|and|or|when|before|after|as|during)\b)", re.IGNORECASE
 )
 """What stands behind a pronoun that is no subject and owns nothing ("Who sold it?", "Who met her in Tarn?")."""
-_NAME = re.compile(r"(?:the )?[A-ZÀ-Þ][\w.-]*(?:[ ’'](?:(?:of|de|von|van|and|the) )?(?:[A-ZÀ-Þ][\w.-]*|\d+))*")
+_NAME_PATTERN = r"(?:the )?[A-ZÀ-Þ][\w.-]*(?:[ ’'](?:(?:of|de|von|van|and|the) )?(?:[A-ZÀ-Þ][\w.-]*|\d+))*"
+_NAME = re.compile(_NAME_PATTERN)
 _ANOTHER = re.compile(
-    rf"(?i:and|but|(?:and )?(?:what|how) about)(?: (for|of|in|on|at|to))? ({_NAME.pattern}|\d{{1,4}})\s?\??"
+    rf"(?i:and|but|(?:and )?(?:what|how) about)(?: (for|of|in|on|at|to))? ({_NAME_PATTERN}|\d{{1,4}})\s?\??"
 )
 """A question that asks the one before it of another name or number ("And in 2023?")."""
 _NUMBER = re.compile(r"\b\d{1,4}\b")

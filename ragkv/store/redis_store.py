@@ -10,9 +10,8 @@ to pay for waking a thread, and only as far as processors are free (measured in 
 A read of several requests that meets a writer may mix old bytes and new. Two writers of one key write the same chunk;
 if they do not, the block checksums of the head detect it (format/codec.py).
 
-Writes. An entry is written in one transaction, so no reader sees a head without its body. The server keeps the queued
-values as the final values. So it needs room for the old entry and the new one, as every atomic swap does, and no more.
-The client sends them without copying them. A transaction that is cut off, or refused halfway, changes nothing.
+Writes. An entry is written in one transaction, so no reader sees a head without its body. The server needs room for
+the old entry and the new one, as every atomic swap does. A transaction that is cut off changes nothing.
 
 Eviction. Under `noeviction` a full server raises StoreFull. Under `allkeys-lru` an entry that has lost a part is
 EntryMissing.
@@ -25,7 +24,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,22 @@ from ragkv.store.redis_entry import (
 )
 from ragkv.store.redis_leases import RedisLeases, lease_name
 from ragkv.store.redis_link import ServerLink
-from ragkv.store.redis_load import RangeLoad, UnexpectedReply
-from ragkv.store.redis_wire import Command, ServerRefusal
+from ragkv.store.redis_pieces import PIECE, Piece, UnexpectedReply, cut
+from ragkv.store.redis_wire import Command, RespConnection, ServerRefusal
 from ragkv.types import Key
 
+IN_FLIGHT_BYTES, IN_FLIGHT = 2**20, 64
+"""Most bytes and most requests that a connection has in flight."""
 PARALLEL_BYTES = 4 * 2**20
 """Loads of this size use several connections."""
 MAX_CONNECTIONS = 4
 STATS_BATCH = 64
 HEAD_BYTES = 4 * 2**20
 """The deadline for a head allows for this size, because its true size is known only when it has arrived."""
+
+
+class _Abandoned(Exception):
+    """Closes a connection whose remaining replies nobody will read."""
 
 
 class RedisStore:
@@ -189,8 +195,7 @@ class RedisStore:
         self.link.close()
 
     def _start_helpers(self, load: RangeLoad) -> list[Future[None]]:
-        """Let threads work on a load. They may never start when all are busy or the process was forked; the load does
-        not depend on them."""
+        """Let threads work on a load. It does not depend on them: all may be busy, or the process was forked."""
         with self._lock:
             self._threads = self._threads or ThreadPoolExecutor(self._connections - 1, "ragkv-redis")
             return [self._threads.submit(load.run) for _ in range(self._connections - 1)]
@@ -207,3 +212,89 @@ class RedisStore:
         if layers is None or (layer < layers and (length == 0 or length >= end)):
             return EntryMissing(f"layer {layer} of {key} is not in {self.link.address}")
         return EntryCorrupt(f"layer {layer} of {key} has {length} bytes, byte {end} was to be read")
+
+
+class RangeLoad:
+    """One read, on which several threads may work.
+
+    Attributes:
+        fault: The first error, which ends the load.
+    """
+
+    def __init__(
+        self, link: ServerLink, names: Sequence[str], ranges: Sequence[Range], out: memoryview, arrived: Arrived
+    ) -> None:
+        """Cut ranges of values into pieces.
+
+        Args:
+            link: Connections to the server.
+            names: Name of the value of each range.
+            ranges: What to read.
+            out: Where the ranges go, one after another.
+            arrived: Is called with the number of each range that is whole.
+        """
+        self.fault: BaseException | None = None
+        self._link, self._out, self._arrived = link, out, arrived
+        self._deadline = link.deadline(out.nbytes)
+        self._lock = threading.Lock()
+        self._pieces = cut(names, ranges)
+        self._missing = [-(-part.size // PIECE) for part in ranges]
+        for number, pieces in enumerate(self._missing):
+            if pieces == 0:
+                arrived(number)
+
+    def run(self) -> None:
+        """Read pieces over one connection until none are left. Errors are stored in `fault`, not raised."""
+        try:
+            pending = deque(self._next_pieces(IN_FLIGHT_BYTES, IN_FLIGHT))
+            if not pending:
+                return
+            with self._link.connection() as wire:
+                in_flight = self._request(wire, pending)
+                while pending:
+                    number, _, _, size, at = piece = pending.popleft()
+                    reply = wire.fill(self._out[at : at + size], min(self._deadline, self._link.deadline(size)))
+                    if reply != size:
+                        self._fail(UnexpectedReply(piece, reply))
+                    in_flight -= size
+                    if in_flight <= IN_FLIGHT_BYTES // 2 and len(pending) <= IN_FLIGHT // 2:
+                        more = self._next_pieces(IN_FLIGHT_BYTES - in_flight, IN_FLIGHT - len(pending))
+                        in_flight += self._request(wire, more)
+                        pending.extend(more)
+                    if self.fault is None:
+                        self._count(number)
+                    if self.fault is not None:
+                        raise _Abandoned
+        except _Abandoned:
+            pass
+        except BaseException as fault:
+            self._fail(fault)
+
+    def _request(self, wire: RespConnection, pieces: Iterable[Piece]) -> int:
+        """Request pieces and return their bytes."""
+        wire.send((("GETRANGE", name, start, start + size - 1) for _, name, start, size, _ in pieces), self._deadline)
+        return sum(size for *_, size, _ in pieces)
+
+    def _next_pieces(self, room: int, count: int) -> list[Piece]:
+        """Take the next pieces, at most `count` and not many more than `room` bytes; none after a fault."""
+        pieces: list[Piece] = []
+        with self._lock:
+            while self.fault is None and room > 0 and len(pieces) < count and (piece := next(self._pieces, None)):
+                pieces.append(piece)
+                room -= piece[3]
+        return pieces
+
+    def _count(self, number: int) -> None:
+        """Count a piece of a range that has arrived, and report the range when it is whole."""
+        with self._lock:
+            self._missing[number] -= 1
+            whole = self._missing[number] == 0
+        if whole:
+            try:
+                self._arrived(number)
+            except BaseException as fault:
+                self._fail(fault)
+
+    def _fail(self, fault: BaseException) -> None:
+        with self._lock:
+            self.fault = self.fault or fault

@@ -1,17 +1,21 @@
-"""One tier: a pool of blocks, and what a load finds there (tiers.py)."""
+"""One tier: a pool of blocks, what a load finds there, and what it reads from the store below (tiers.py)."""
 
 from __future__ import annotations
 
+import hmac
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ragkv.errors import EntryCorrupt
+from ragkv.store.base import KVStore
 from ragkv.store.block_pool import BlockPool
-from ragkv.store.format.layout import BlockRanges, Numbers
+from ragkv.store.format.head import Head
+from ragkv.store.format.layout import BlockRanges, Numbers, Part, merge_adjacent
 from ragkv.store.shared_pool import SharedPool
 from ragkv.types import Key
 
@@ -167,3 +171,69 @@ def row_indices(starts: Numbers, ranges: BlockRanges, row_bytes: int) -> Tensor:
     counts = ranges.size // row_bytes
     first = starts // row_bytes - (counts.cumsum() - counts)
     return torch.from_numpy(np.arange(int(counts.sum())) + first.repeat(counts))
+
+
+def fetch_blocks(store: KVStore, key: Key, head: Head, ranges: BlockRanges) -> Tensor:
+    """Read blocks from a store and verify each of them. No other bytes are read.
+
+    Returns:
+        The bytes of the blocks, one after another, uint8.
+
+    Raises:
+        EntryMissing: The entry, or a part of it, is not in the store.
+        EntryCorrupt: A block is damaged.
+        StoreUnavailable: The store does not answer.
+    """
+    raw = torch.empty(ranges.bytes, dtype=torch.uint8)
+    view = memoryview(raw.numpy())  # type: ignore[arg-type]  # numpy declares its buffer from Python 3.12 on
+    reads = merge_adjacent(ranges)
+    tags, (_, blocks, tag_bytes) = memoryview(head.tags.tobytes()), head.tags.shape
+    blocks_of = _blocks_by_read(ranges, [read.size for read in reads])
+
+    def verify(number: int) -> None:
+        for layer, block, start, size in blocks_of[number]:
+            at = (layer * blocks + block) * tag_bytes
+            if not hmac.compare_digest(head.seal.block(view[start : start + size]), tags[at : at + tag_bytes]):
+                raise EntryCorrupt(f"{key}: layer {layer}, block {block} is damaged")
+
+    if reads:
+        store.read(key, reads, view, verify)
+    return raw
+
+
+def fetch_states(store: KVStore, key: Key, head: Head) -> Tensor:
+    """Read the states behind a chunk, and verify them.
+
+    Returns:
+        Their bytes [layout.state_bytes] uint8.
+
+    Raises:
+        EntryMissing: The entry, or a part of it, is not in the store.
+        EntryCorrupt: They are damaged.
+        StoreUnavailable: The store does not answer.
+    """
+    raw = torch.empty(head.layout.state_bytes, dtype=torch.uint8)
+    view = memoryview(raw.numpy())  # type: ignore[arg-type]  # as in `fetch_blocks`
+    store.read(key, [head.layout.state_range], view)
+    if not hmac.compare_digest(head.seal.block(view), head.state_tag.tobytes()):
+        raise EntryCorrupt(f"{key}: its states are damaged")
+    return raw
+
+
+def _blocks_by_read(ranges: BlockRanges, reads: Sequence[int]) -> list[list[Part]]:
+    """Return the blocks that each read covers, as (layer, block, start and size in the output buffer).
+
+    Args:
+        ranges: The blocks.
+        reads: The size of each read. Adjacent blocks are read at once and verified one by one.
+    """
+    by_read: list[list[Part]] = [[] for _ in reads]
+    number, left, start = -1, 0, 0
+    for layer, block, _, size in ranges:
+        if left == 0:
+            number += 1
+            left = reads[number]
+        by_read[number].append((layer, block, start, size))
+        left -= size
+        start += size
+    return by_read

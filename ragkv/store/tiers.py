@@ -2,7 +2,7 @@
 
     gpu    a pool in device memory
     host   a pool in host memory
-    store  disk or Redis; the codec verifies every block that is read from it (format/codec.py)
+    store  disk or Redis; every block that is read from it is verified (tier.py)
 
 A block is looked up in this order. It stays in every tier that it passes on its way up.
 
@@ -34,12 +34,12 @@ from ragkv.errors import StoreError
 from ragkv.kernels.transfer import PinnedBlocks, TransferFormat
 from ragkv.store.base import KVStore
 from ragkv.store.block_pool import BlockPool, PoolStats
-from ragkv.store.format.codec import fetch_blocks, offsets, unpack
+from ragkv.store.format.codec import offsets, unpack
 from ragkv.store.format.head import Head
 from ragkv.store.format.layout import BlockRanges, Layout, Numbers, block_ranges
 from ragkv.store.head_cache import HeadCache
 from ragkv.store.shared_pool import SharedPool
-from ragkv.store.tier import FetchBlocks, LoadedBlocks, ResidentBlocks, Tier, TierBytes
+from ragkv.store.tier import FetchBlocks, LoadedBlocks, ResidentBlocks, Tier, TierBytes, fetch_blocks
 from ragkv.types import Key
 
 logger = logging.getLogger(__name__)

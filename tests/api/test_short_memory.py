@@ -31,7 +31,7 @@ def test_short_memory_is_503_and_every_request_is_served_when_there_is_memory_ag
         assert client.post("/v1/answers", json=known).status_code == 200
         unlimited = resource.prlimit(process.pid, resource.RLIMIT_AS)
         resource.prlimit(process.pid, resource.RLIMIT_AS, (mapped(process.pid) + ROOM, unlimited[1]))
-        long = {"question": "Who built the harbour of Tarn? " * 60, "method": "full", "max_tokens": 4}
+        long = {"question": "Who built the harbour of Tarn? " * 240, "method": "full", "max_tokens": 4}
         for refused in (
             client.put("/v1/documents/tale?wait=true", json={"text": text(120)}),
             client.post("/v1/answers", json=long),

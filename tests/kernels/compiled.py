@@ -57,22 +57,16 @@ CASES = {
     ),
     "rope_scatter": (triton_rows._rope_scatter, {**HEADS, "NORMED": False, "WIDE": 64, "HEADS": 8}, {"num_warps": 2}),
     "tiles": (triton_block_sparse_tma._attend, TILES, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
-    **{
-        f"fp8_linear_{name}": (
-            triton_fp8_linear._linear,
-            {
-                "BIAS": False,
-                "ONE": name == "one",
-                "ROWS": 16,
-                "TILE": tile,
-                "DEPTH": depth,
-                "EXACT": False,
-                "STAGES": 4,
-            },
-            {"num_warps": 4, "num_stages": 4},
-        )
-        for name, tile, depth in (("one", 8, 1024), ("few", 32, 128))
-    },
+    "fp8_linear": (
+        triton_fp8_linear._linear,
+        {"BIAS": False, "TILE": 8, "DEPTH": 1024, "STAGES": 4},
+        {"num_warps": 4, "num_stages": 4},
+    ),
+    "fp8_linear_rounded": (
+        triton_fp8_linear._linear_rounded,
+        {"BIAS": False, "WHOLE": True, "ROWS": 16, "TILE": triton_fp8_linear.TILE, "DEPTH": triton_fp8_linear.DEPTH},
+        {"num_warps": 4, "num_stages": 4},
+    ),
     "quantise_rows": (triton_fp8_linear._quantise_rows, {"SIZE": 14336, "WIDE": 16384}, {"num_warps": 8}),
     "merge": (kernels._merge, {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32}, {"num_warps": 4}),
     "attend_units": (paged._attend_units, UNITS, {"num_warps": 4, "num_stages": 2}),
@@ -148,7 +142,9 @@ COUNTED = (
 )
 COUNTS = dict.fromkeys((f"{name}_ptr" for name in COUNTED), "*i32")
 PARTIAL = dict.fromkeys(("parts_ptr", "lses_ptr", "own_ptr", "own_lses_ptr", "lse_ptr", "threshold_ptr"), "*fp32")
-FP8 = {"codes_ptr": "*i8", "coded_ptr": "*i8", "scales_ptr": "*fp32"}
+FP8 = {"codes_ptr": "*i8", "coded_ptr": "*i8", "scales_ptr": "*fp32", "factors_ptr": "*fp32"}
+TENSOR_CORES = {"codes_ptr": "*fp8e4nv", "weight_ptr": "*fp8e4nv"}
+"""Of the product of several rows, which multiplies bytes as they are."""
 COPIED = dict.fromkeys(("k_rows", "v_rows"), f"tensordesc<bf16[{triton_block_sparse_tma.KEYS},128]>")
 
 
@@ -160,8 +156,10 @@ def type_of(name: str, constants: dict[str, object]) -> str:
 
 
 def compile_kernel(kernel: object, constants: dict[str, object], options: dict[str, int]) -> dict[str, str]:
-    """Compile as for a launch with tensors and strides aligned to 16 bytes."""
+    """Compile as for a launch with tensors and strides aligned to 16 bytes, after which no kernel starts early."""
+    constants = {"EARLY": False, **constants} if "EARLY" in kernel.arg_names else constants
     signature = {name: type_of(name, constants) for name in kernel.arg_names}
+    signature |= TENSOR_CORES if kernel is triton_fp8_linear._linear_rounded else {}
     aligned = [i for i, (name, each) in enumerate(signature.items()) if each[0] == "*" or name in STRIDES]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, constants, attributes)

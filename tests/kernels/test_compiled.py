@@ -117,6 +117,11 @@ def test_products_of_many_rows_are_not_serialised(compiled):
     assert max(map(int, spilt.groups())) <= 96
 
 
+def test_a_product_of_several_rows_multiplies_bytes_on_tensor_cores(ptx):
+    products = set(re.findall(r"mma\S*", ptx["fp8_linear_rounded"]))
+    assert {each for each in products if "e4m3.e4m3" in each}, products
+
+
 def test_a_product_of_one_row_has_weights_on_their_way_while_it_multiplies(ptx):
     """Three pieces of 8 rows of 1,024 bytes before the loop and one in it, by 128 threads that read 16 bytes each."""
-    assert len(re.findall(r"cp\.async\.cg\.shared\.global \[[^,]*, \[[^,]*, 0x10", ptx["fp8_linear_one"])) >= 4 * 4
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global \[[^,]*, \[[^,]*, 0x10", ptx["fp8_linear"])) >= 4 * 4

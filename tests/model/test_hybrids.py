@@ -25,8 +25,9 @@ from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
 from ragkv.model.profile import Profile
 from ragkv.recompute.reuse import Reuse
-from ragkv.store.format.codec import fetch_states, pack
+from ragkv.store.format.codec import pack
 from ragkv.store.format.head import chunk_key, unpack_head
+from ragkv.store.tier import fetch_states
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
 from tests import families

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ragkv.store.base import Arrived, KVStore, Range, ignore
-from ragkv.store.format.codec import fetch_blocks, offsets, pack, unpack
+from ragkv.store.format.codec import offsets, pack, unpack
 from ragkv.store.format.head import Head, chunk_key
 from ragkv.store.format.layout import Layout, block_ranges
 from ragkv.store.format.seal import CHECKSUMS, Seal
+from ragkv.store.tier import fetch_blocks
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
 
 BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}

@@ -15,11 +15,12 @@ from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import KVStore
 from ragkv.store.disk_entry import CHECK, PAGE, PREAMBLE
 from ragkv.store.disk_store import DiskStore
-from ragkv.store.format.codec import fetch_blocks, offsets, unpack
+from ragkv.store.format.codec import offsets, unpack
 from ragkv.store.format.head import FRAME, unpack_head
 from ragkv.store.format.layout import block_ranges
 from ragkv.store.format.seal import CHECKSUMS, Keyed, Seal
 from ragkv.store.redis_entry import FRAME as REDIS_FRAME
+from ragkv.store.tier import fetch_blocks
 from ragkv.types import Key
 from tests.redis_server import RedisServer
 from tests.store.chunks import FINGERPRINT, SALT, finite_kv, packed

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ragkv.errors import NotQuantisable
-from ragkv.store.format.codec import as_stored, fetch_blocks, offsets, pack, unpack
+from ragkv.store.format.codec import as_stored, offsets, pack, unpack
 from ragkv.store.format.head import unpack_head
 from ragkv.store.format.layout import BODIES, Layout, block_ranges
 from ragkv.store.format.quantise import FORMS, dequantise, quantise, refuse_unless
+from ragkv.store.tier import fetch_blocks
 from ragkv.types import ChunkKV, Digest, Shape
 from tests.store.chunks import (
     FINGERPRINT,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from ragkv.errors import EntryCorrupt, StoreUnavailable
 from ragkv.store.base import Arrived, Range, ignore
 from ragkv.store.redis_entry import body_name
-from ragkv.store.redis_load import IN_FLIGHT, PIECE
-from ragkv.store.redis_store import PARALLEL_BYTES, RedisStore
+from ragkv.store.redis_pieces import PIECE
+from ragkv.store.redis_store import IN_FLIGHT, PARALLEL_BYTES, RedisStore
 from ragkv.types import Key
 from tests.redis_server import RedisServer
 from tests.store.conftest import PATIENCE

@@ -10,7 +10,6 @@ process allocate more memory than in proportion to the bytes of the entry.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,14 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragkv.errors import EntryCorrupt
 from ragkv.kernels.host_copy import begin_host_copies
-from ragkv.store.base import KVStore
 from ragkv.store.format.head import DTYPES, Head, digest_tensors, pack_head
-from ragkv.store.format.layout import BlockRanges, Layout, Part, block_ranges, merge_adjacent
+from ragkv.store.format.layout import BlockRanges, Layout, block_ranges
 from ragkv.store.format.quantise import dequantise, quantise, refuse_unless
 from ragkv.store.format.seal import CHECKSUMS, Seal
-from ragkv.types import ChunkKV, Key, Shape
+from ragkv.types import ChunkKV, Shape
 
 QUANTISED_AT_ONCE = 2**25
 """Numbers of K that a GPU quantises at a time, 128 MiB as float32. A CPU takes one layer at a time."""
@@ -112,7 +109,7 @@ def pack_bytes(chunk: ChunkBytes, fingerprint: str, seal: Seal = CHECKSUMS) -> t
     body = [memoryview(layer) for layer in chunk.body.numpy()]
     tags, state_tag = _tags(body, chunk.layout, seal), b""
     if chunk.layout.state_bytes:
-        body.append(memoryview(chunk.states.numpy()))  # type: ignore[arg-type]  # as in fetch_blocks
+        body.append(memoryview(chunk.states.numpy()))  # type: ignore[arg-type]  # as in tier.py
         state_tag = seal.block(body[-1])
     return pack_head(chunk.tokens, chunk.digest, chunk.layout, tags, fingerprint, seal, state_tag), body
 
@@ -138,53 +135,6 @@ def as_stored(kv: ChunkKV, head: Head, body: Sequence[memoryview]) -> ChunkKV:
 def offsets(ranges: BlockRanges) -> NDArray[np.int64]:
     """Return where each block begins in the bytes that `fetch_blocks` returns."""
     return ranges.size.cumsum() - ranges.size
-
-
-def fetch_blocks(store: KVStore, key: Key, head: Head, ranges: BlockRanges) -> Tensor:
-    """Read blocks from a store and verify each of them. No other bytes are read.
-
-    Returns:
-        The bytes of the blocks, one after another, uint8.
-
-    Raises:
-        EntryMissing: The entry, or a part of it, is not in the store.
-        EntryCorrupt: A block is damaged.
-        StoreUnavailable: The store does not answer.
-    """
-    raw = torch.empty(ranges.bytes, dtype=torch.uint8)
-    view = memoryview(raw.numpy())  # type: ignore[arg-type]  # numpy declares its buffer from Python 3.12 on
-    reads = merge_adjacent(ranges)
-    tags, (_, blocks, tag_bytes) = memoryview(head.tags.tobytes()), head.tags.shape
-    blocks_of = _blocks_by_read(ranges, [read.size for read in reads])
-
-    def verify(number: int) -> None:
-        for layer, block, start, size in blocks_of[number]:
-            at = (layer * blocks + block) * tag_bytes
-            if not hmac.compare_digest(head.seal.block(view[start : start + size]), tags[at : at + tag_bytes]):
-                raise EntryCorrupt(f"{key}: layer {layer}, block {block} is damaged")
-
-    if reads:
-        store.read(key, reads, view, verify)
-    return raw
-
-
-def fetch_states(store: KVStore, key: Key, head: Head) -> Tensor:
-    """Read the states behind a chunk, and verify them.
-
-    Returns:
-        Their bytes [layout.state_bytes] uint8.
-
-    Raises:
-        EntryMissing: The entry, or a part of it, is not in the store.
-        EntryCorrupt: They are damaged.
-        StoreUnavailable: The store does not answer.
-    """
-    raw = torch.empty(head.layout.state_bytes, dtype=torch.uint8)
-    view = memoryview(raw.numpy())  # type: ignore[arg-type]  # as in fetch_blocks
-    store.read(key, [head.layout.state_range], view)
-    if not hmac.compare_digest(head.seal.block(view), head.state_tag.tobytes()):
-        raise EntryCorrupt(f"{key}: its states are damaged")
-    return raw
 
 
 def unpack(raw: Tensor, starts: NDArray[np.int64], ranges: BlockRanges, layout: Layout) -> list[tuple[Tensor, Tensor]]:
@@ -217,25 +167,6 @@ def unpack(raw: Tensor, starts: NDArray[np.int64], ranges: BlockRanges, layout: 
         dequantise(raw, begin, counts, layout, both)
     per_layer = np.bincount(ranges.layer, weights=counts, minlength=layout.shape.layers).astype(np.int64).tolist()
     return list(zip(torch.split(both[0], per_layer), torch.split(both[1], per_layer), strict=True))
-
-
-def _blocks_by_read(ranges: BlockRanges, reads: Sequence[int]) -> list[list[Part]]:
-    """Return the blocks that each read covers, as (layer, block, start and size in the output buffer).
-
-    Args:
-        ranges: The blocks.
-        reads: The size of each read. Adjacent blocks are read at once and verified one by one.
-    """
-    by_read: list[list[Part]] = [[] for _ in reads]
-    number, left, start = -1, 0, 0
-    for layer, block, _, size in ranges:
-        if left == 0:
-            number += 1
-            left = reads[number]
-        by_read[number].append((layer, block, start, size))
-        left -= size
-        start += size
-    return by_read
 
 
 def _body(kv: ChunkKV, layout: Layout) -> tuple[Tensor, Tensor]:

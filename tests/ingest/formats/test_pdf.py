@@ -56,7 +56,7 @@ def test_a_scan_needs_ocr_first(data: bytes) -> None:
 
 def test_more_scans_than_allowed_are_refused_before_any_is_read() -> None:
     scan = stream(b"q 100 0 0 100 0 0 cm /I1 Do Q")
-    with pytest.raises(TooLarge, match=r"3 of its pages need OCR, the limit is 2 \(ocr_pages\)"):
+    with pytest.raises(TooLarge, match=r"3 of its pages need OCR, the limit is 2 \(ocr\)"):
         parse(pdf(scan, "Tea", scan, scan), LIMIT, ocr_pages=2)
 
 
