@@ -26,6 +26,7 @@ for name in [name for name in os.environ if name.startswith("RAGKV_")]:
 # The small model, not the default one: quick, and there without its package. Programs that tests start inherit it.
 os.environ["RAGKV_MODEL"] = str(Path(__file__).resolve().parent.parent / "models" / "tiny")
 os.environ["RAGKV_GATE"] = "false"  # what is answered must not depend on how quick the machine is just now
+os.environ["SSL_CERT_DIR"] = "/nowhere"  # every HTTP client would read the certificates of all authorities
 os.environ["RAGKV_DTYPE"] = "float32"  # identities and goldens are those of float32, on every CPU
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,16 +95,14 @@ def embedder() -> Embedder:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_embedder() -> Iterator[None]:
-    """Engines of this process share the packaged embedder. Where no test opens an engine, nothing is imported."""
-    module = sys.modules.get("ragkv.retrieval.embedder")
-    if module is None:
+def made_once() -> Iterator[None]:
+    """Engines and services of this process share what is alike. Where no test opens one, nothing is imported."""
+    if "ragkv.catalog.sqlite_file" not in sys.modules:
         yield
         return
-    from tests.one_embedder import loading_once
+    from tests.made_once import sharing
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_load", loading_once(module._load))
+    with sharing():
         yield
 
 

@@ -18,5 +18,9 @@ LIBRARIES = (
 gc.disable()
 for name in LIBRARIES:
     import_module(name)
+made_once = import_module("tests.made_once")
+sharing = made_once.sharing()
+sharing.__enter__()  # never left: the programs share it, too
+made_once.make_all()
 gc.freeze()
 gc.enable()

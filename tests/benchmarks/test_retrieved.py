@@ -12,6 +12,7 @@ from ragkv.cli import run
 from ragkv.config import load_settings
 from ragkv.engine.engine import Engine
 from ragkv.errors import InputError
+from tests.start_records import with_records
 
 TOWNS = ("Harth", "Solvey", "Brindle", "Ketter", "Ashmoor", "Velby", "Norrick", "Tamsel")
 
@@ -33,7 +34,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], RetrievedRow]:
-    settings = load_settings(data=tmp_path_factory.mktemp("data"), model="models/tiny", store="disk")
+    settings = load_settings(data=with_records(tmp_path_factory.mktemp("data")), model="models/tiny", store="disk")
     params = RetrievedParams(("scout", "full"), (1, 5), questions=2, max_tokens=6)
     told: list[tuple[str, int, int]] = []
     with Engine.open(settings) as engine:
@@ -76,7 +77,7 @@ def test_a_number_of_chunks_that_does_not_fit_has_no_row(tmp_path: Path, monkeyp
     path = tmp_path / "long.jsonl"
     words = " ".join(f"The barn {n} is red." for n in range(150))
     path.write_text(json.dumps({"input": "Which colour has barn 7?", "context": words, "answers": ["red"]}))
-    settings = load_settings(data=tmp_path / "data", model="models/tiny", store="disk")
+    settings = load_settings(data=with_records(tmp_path / "data"), model="models/tiny", store="disk")
     with Engine.open(settings) as engine:
         documents, questions = read_collection([path])
         monkeypatch.setattr(engine.model, "max_positions", 900)
@@ -85,7 +86,7 @@ def test_a_number_of_chunks_that_does_not_fit_has_no_row(tmp_path: Path, monkeyp
 
 
 def test_an_unknown_method_is_refused_before_anything_is_ingested(file: Path, tmp_path: Path) -> None:
-    with Engine.open(load_settings(data=tmp_path, model="models/tiny", store="disk")) as engine:
+    with Engine.open(load_settings(data=with_records(tmp_path), model="models/tiny", store="disk")) as engine:
         with pytest.raises(InputError, match="scoot"):
             ask_collection(engine, *read_collection([file]), RetrievedParams(("scoot",)), lambda *_: None)
         assert engine.catalog.documents() == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.catalog import Catalog
+from ragkv.catalog import Catalog, sqlite_file
 
 
 @pytest.fixture
@@ -22,3 +22,9 @@ def catalog(catalog_address: Path | str) -> Iterator[Catalog]:
     opened = Catalog.open(catalog_address)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def created_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this test create and migrate its catalogues, not copy an empty one (tests/made_once.py)."""
+    monkeypatch.setattr(sqlite_file, "_create", getattr(sqlite_file._create, "__wrapped__", sqlite_file._create))

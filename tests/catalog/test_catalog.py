@@ -892,6 +892,7 @@ def test_using_a_closed_catalogue_is_an_error(path: Path) -> None:
         catalog.documents()
 
 
+@pytest.mark.usefixtures("created_anew")
 def test_creating_leaves_no_temporary_files(path: Path) -> None:
     Catalog.open(path).close()
     assert [file.name for file in path.parent.iterdir()] == ["catalog.sqlite"]

@@ -139,6 +139,7 @@ def test_ids_in_a_database_are_composed_and_found_by_their_words(catalog_address
     catalog.close()
 
 
+@pytest.mark.usefixtures("created_anew")
 def test_migrated_and_new_catalogues_have_the_tables_of_the_code(old: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.sqlite"
     for path in (old, new):

@@ -13,6 +13,7 @@ from ragkv.engine.engine import Engine
 from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import AskOptions, Document
+from tests.start_records import with_records
 
 TURN = ("Who built the harbour of Tarn?", "Ada Brook")
 TEXT = "The harbour of Tarn was built in 1889 by Ada Brook. Ada Brook was born in Lindmouth."
@@ -21,7 +22,7 @@ TEXT = "The harbour of Tarn was built in 1889 by Ada Brook. Ada Brook was born i
 @pytest.fixture
 def engine(model: DecoderModel, tmp_path: Path) -> Iterator[Engine]:
     before = model.profile
-    with Engine.open(Settings(data=tmp_path, device="cpu")) as engine:
+    with Engine.open(Settings(data=with_records(tmp_path), device="cpu")) as engine:
         ingest(engine, Document("tarn", "Tarn", TEXT))
         yield engine
     model.profile = before

@@ -14,6 +14,7 @@ from ragkv.engine.service_rules import rule_of
 from ragkv.ingest.pipeline import ingest
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import AskOptions, Document
+from tests.start_records import with_records
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_a_model_that_does_more_than_quote_is_asked_to_summarise_and_to_list() -
 @pytest.fixture
 def engine(model: DecoderModel, tmp_path: Path) -> Iterator[Engine]:
     before = model.profile
-    with Engine.open(Settings(data=tmp_path, device="cpu")) as engine:
+    with Engine.open(Settings(data=with_records(tmp_path), device="cpu")) as engine:
         yield engine
     model.profile = before
 
