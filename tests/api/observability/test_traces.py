@@ -8,6 +8,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import httpx
@@ -193,15 +195,16 @@ def test_a_missing_collector_delays_no_request_and_is_logged_once(caplog: pytest
             RateLimitedLogExporter(away), max_queue_size=64, schedule_delay_millis=20, max_export_batch_size=8
         )
     )
-    began = time.perf_counter()
+    times = [time.perf_counter()]
     for _ in range(500):
         tracing.record(answered())
-    each = (time.perf_counter() - began) / 500
+        times.append(time.perf_counter())
+    typical = median(after - before for before, after in pairwise(times))
     time.sleep(0.6)
     began = time.perf_counter()
     tracing.close(0.5)
-    assert time.perf_counter() - began < 1.5
-    assert each < 0.005
+    assert time.perf_counter() - began < 5
+    assert typical < 0.005
     lines = [record.getMessage() for record in caplog.records]  # the service of another test may still log its end
     (line,) = [line for line in lines if "spans could not be sent" in line]
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in line
