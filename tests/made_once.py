@@ -77,7 +77,7 @@ def checkpoint_once(load: Make) -> Make:
 
 
 def catalogue_once(create: Make) -> Make:
-    """Return a `_create` of sqlite_file.py that migrates one empty catalogue; others are copies of it."""
+    """Return a `create_tables` of sqlite_schema.py that migrates one empty catalogue; others are copies of it."""
     empty: list[bytes] = []
 
     @wraps(create)
@@ -142,7 +142,7 @@ def command_once(make: Make) -> Make:
 ONCE: dict[str, tuple[str, Callable[[Make], Make]]] = {
     "ragkv.retrieval.embedder": ("_load", embedder_once),
     "ragkv.model.decoder": ("load_checkpoint", checkpoint_once),
-    "ragkv.catalog.sqlite_file": ("_create", catalogue_once),
+    "ragkv.catalog.sqlite_file": ("create_tables", catalogue_once),
     "fastapi.applications": ("get_openapi", schema_once),
     "typer.main": ("get_command", command_once),
 }
@@ -169,7 +169,6 @@ def make_all() -> None:
     from ragkv.config import load_settings
     from ragkv.engine.opening import open_parts
 
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="ragkv-once-") as folder:
         settings = load_settings(data=folder, model=str(TINY), dtype="float32", device="cpu", dashboard=False)
         parts = open_parts(settings, lambda line: None, reranks=False)

@@ -7,6 +7,7 @@ again, and by that copy the memory that holds them.
 from __future__ import annotations
 
 import gc
+import os
 from importlib import import_module
 
 LIBRARIES = (
@@ -15,6 +16,7 @@ LIBRARIES = (
 )
 """What most programs import, and what they import late."""
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a team of threads does not survive a fork
 gc.disable()
 for name in LIBRARIES:
     import_module(name)

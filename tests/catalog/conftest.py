@@ -27,4 +27,5 @@ def catalog(catalog_address: Path | str) -> Iterator[Catalog]:
 @pytest.fixture
 def created_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this test create and migrate its catalogues, not copy an empty one (tests/made_once.py)."""
-    monkeypatch.setattr(sqlite_file, "_create", getattr(sqlite_file._create, "__wrapped__", sqlite_file._create))
+    create = sqlite_file.create_tables
+    monkeypatch.setattr(sqlite_file, "create_tables", getattr(create, "__wrapped__", create))

@@ -22,7 +22,7 @@ from ragkv.timing import StepTimer
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("count", "questions"), [(1, 6), pytest.param(4, 25, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("count", "questions"), [(1, 12), pytest.param(4, 25, marks=pytest.mark.soak)])
 def test_scout_finds_the_answer_with_a_tenth_of_the_blocks(model, count, questions):
     tokens = model.profile.chunk_tokens - 32
     sets = needle_sets(count, 8, tokens, questions, 1, lambda text: len(model.prompt.plain(text)))
