@@ -20,6 +20,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import typer.main
 from starlette.routing import Mount
@@ -169,8 +170,10 @@ def make_all() -> None:
     from ragkv.config import load_settings
     from ragkv.engine.opening import open_parts
 
-    with tempfile.TemporaryDirectory(prefix="ragkv-once-") as folder:
-        settings = load_settings(data=folder, model=str(TINY), dtype="float32", device="cpu", dashboard=False)
+    folder = tempfile.TemporaryDirectory(prefix="ragkv-once-")
+    with folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", lambda count: None)  # its pool of threads would be broken in a fork
+        settings = load_settings(data=folder.name, model=str(TINY), dtype="float32", device="cpu", dashboard=False)
         parts = open_parts(settings, lambda line: None, reranks=False)
         parts.retriever.close()
         parts.store.close()
