@@ -39,17 +39,24 @@ class IngestEmbedder(Protocol):
     def encode_passages(self, passages: Sequence[tuple[str, str]]) -> EmbeddedPassages: ...
 
 
-class IngestIndex(Protocol):
-    """The part of ragkv.retrieval.Retriever that ingest needs."""
-
-    @property
-    def embedder(self) -> IngestEmbedder: ...
+class IngestViews(Protocol):
+    """The part of ragkv.retrieval.views.Views that ingest needs."""
 
     def refresh(self, collection: str) -> None: ...
 
     def changed(self, collection: str) -> None: ...
 
     def save(self) -> None: ...
+
+
+class IngestRetriever(Protocol):
+    """The part of ragkv.retrieval.Retriever that ingest needs."""
+
+    @property
+    def embedder(self) -> IngestEmbedder: ...
+
+    @property
+    def views(self) -> IngestViews: ...
 
 
 class IngestEngine(Protocol):
@@ -62,7 +69,7 @@ class IngestEngine(Protocol):
     def catalog(self) -> Catalog: ...
 
     @property
-    def retriever(self) -> IngestIndex: ...
+    def retriever(self) -> IngestRetriever: ...
 
     @property
     def fingerprint(self) -> str: ...

@@ -207,7 +207,7 @@ class Jobs(SubmittedJobs):
         if finished:
             self._ended.pop(place.job, None)
             try:
-                engine.retriever.save()
+                engine.retriever.views.save()
             except Exception:
                 logger.warning("the index was not saved", exc_info=True)
 

@@ -119,7 +119,7 @@ def ingest_steps(
     if not (yield from _store_steps(engine, version, admit, check_new)):
         return replace(outcome, status="unchanged")
     yield IngestStep("index", len(chunks), len(chunks))
-    engine.retriever.changed(document.collection)
+    engine.retriever.views.changed(document.collection)
     return outcome
 
 
@@ -192,8 +192,8 @@ def reindex_steps(engine: IngestEngine) -> Generator[IngestStep, None, ReindexOu
             yield from ingest_steps(engine, catalog.original(info.collection, info.id))
             reread += 1
     for collection in {info.collection for info in documents}:
-        engine.retriever.refresh(collection)
-    engine.retriever.save()
+        engine.retriever.views.refresh(collection)
+    engine.retriever.views.save()
     return ReindexOutcome(len(passages), reread)
 
 

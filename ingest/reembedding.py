@@ -40,5 +40,5 @@ def reembed_steps(engine: IngestEngine) -> Iterator[str]:
             yield ""
         # Not complete where another process has added a document meanwhile. Then the rest is embedded, too.
         if catalog.swap_vectors(collection, identity):
-            engine.retriever.refresh(collection)
+            engine.retriever.views.refresh(collection)
             yield collection

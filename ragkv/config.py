@@ -44,6 +44,7 @@ RETIRED = {
     "OIDC_WRITERS": _ROLES,
     "PAGED": "write RAGKV_GRAPHS=paged",
     "PREFIX_CACHE_BYTES": "write RAGKV_CONVERSATION_BYTES, which bounds it as well",
+    "RAY_ADDRESS": "write RAY_ADDRESS, which Ray reads itself",
     "REPLICA_REQUESTS": "it follows from RAGKV_BATCH",
 }
 """Settings that there were, with what to do instead."""
@@ -272,11 +273,6 @@ class ServingSettings(_Part):
         description="Processes of `ragkv serve` that answer, each with its own model: a number, or `2-8`, as many of "
         "them as the load needs; 0: one, without Ray. Needs `ragkv[ray]`.",
     )
-    ray_address: str = Field(
-        "",
-        description="Ray cluster that `ragkv serve --replicas` and `ragkv ingest --ray` join; empty: they start Ray "
-        "on this machine.",
-    )
     dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
     batch: int = Field(16, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
     batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
@@ -457,6 +453,11 @@ def _instead(bare: str, known: list[str]) -> str:
         return RETIRED[bare]
     near = get_close_matches(bare, known, 1)
     return f"did you mean RAGKV_{near[0]}?" if near else "see docs/settings.md"
+
+
+def ray_address() -> str:
+    """Return the Ray cluster to join, by the variable that Ray reads itself; "" starts Ray on this machine."""
+    return os.environ.get("RAY_ADDRESS", "")
 
 
 def offer_environment(variables: Mapping[str, str]) -> None:

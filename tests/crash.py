@@ -41,10 +41,10 @@ def work(folder: Path, begin: int) -> None:
     ingest(engine, VERSIONS["b"][0])
     for step in range(begin, 1_000_000):
         ingest(engine, VERSIONS["a"][step % 4])
-        engine.retriever.save()
+        engine.retriever.views.save()
         if step % 3 == 2:
             remove(engine, "default", "a")
-            engine.retriever.save()
+            engine.retriever.views.save()
         if step % 4 == 1:
             collect_garbage(engine.store, engine.catalog, grace=0)
 
@@ -64,7 +64,7 @@ def check(folder: Path) -> str:
         rows, _ = engine.catalog.vectors("default")  # raises where a chunk has no vector
         assert len(rows) == len(chunks)
         assert len(engine.catalog.match("default", "title", 1000)) == len(chunks), "words of every chunk and no other"
-        engine.retriever.refresh("default")
+        engine.retriever.views.refresh("default")
         found = {hit.chunk.id for hit in engine.retriever.search("title", "default", 1000)}
         assert found == {chunk.id for chunk in chunks}, "the index finds what the catalogue holds"
         check_store(engine, chunks)
@@ -105,7 +105,7 @@ def pace(folder: Path) -> float:
     with quick_engine(folder) as engine:
         for version in (*VERSIONS["b"], *VERSIONS["a"][:2]):
             ingest(engine, version)
-            engine.retriever.save()
+            engine.retriever.views.save()
     return time.monotonic() - began
 
 

@@ -101,8 +101,8 @@ def die(*arguments):
 setattr(os, sys.argv[2], die)
 folder = Path(sys.argv[1])
 retriever = Retriever(Catalog.open(folder / "catalog.sqlite"), WordEmbedder(), folder / "index")
-retriever.refresh("default")
-retriever.save()
+retriever.views.refresh("default")
+retriever.views.save()
 """
 
 
@@ -112,7 +112,7 @@ def test_a_kill_while_the_index_is_written_leaves_the_old_one_and_the_next_start
 ) -> None:
     with quick_engine(tmp_path) as engine:
         ingest(engine, make_document("a", words=60))
-        engine.retriever.save()
+        engine.retriever.views.save()
         (index,) = (tmp_path / "index").iterdir()
         old = index.read_bytes()
         ingest(engine, make_document("b", words=60, seed=1))
@@ -144,7 +144,7 @@ torch.set_num_threads(1)
 data = Path(sys.argv[1], "data")
 engine, ballast = quick_engine(data), Ballast(sys.argv[1])
 ingest(engine, make_document("a", words=60))
-engine.retriever.save()
+engine.retriever.views.save()
 (index,) = (data / "index").iterdir()
 for key in engine.store.keys():  # KV would give way to the catalogue
     engine.store.delete(key)
@@ -165,7 +165,7 @@ assert before[1].isdisjoint(engine.store.keys())
 assert set(engine.store.keys()) == engine.catalog.keys()
 
 ballast.fill()
-engine.retriever.save()
+engine.retriever.views.save()
 assert index.read_bytes() == old and list(index.parent.iterdir()) == [index], "the old index, and no half of a new one"
 answer = engine.answer("word1 word2", AskOptions(top_k=3))
 assert answer.report.ratios.cache_hit == 1.0

@@ -30,7 +30,7 @@ from tests.test_compose import IMAGE, Tree, check, loaded
 ROOT = Path(__file__).resolve().parent.parent
 SCALE = "docker-compose.scale.yml"
 MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
-SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields} | {"RAGKV_CATALOG", "RAGKV_RAY_ADDRESS"}
+SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields} | {"RAGKV_CATALOG"}
 OPERATORS = {"Cluster", "RayService"}
 """Kinds that operators define. Their own schemas are not at hand; the pods in them are checked as pods."""
 

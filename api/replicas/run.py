@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ragkv.api.app import DRAIN_SECONDS, address_of, listen, why_exposed
 from ragkv.api.replicas.proxy import CALLBACK
 from ragkv.api.replicas.settings import check_settings
-from ragkv.config import Settings, offer_environment
+from ragkv.config import Settings, offer_environment, ray_address
 from ragkv.errors import ConfigError
 from ragkv.model.processors import usable_processors
 
@@ -49,7 +49,7 @@ def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: 
     """
     check_settings(settings)
     offer_environment(RAY_ENVIRONMENT)
-    if not settings.ray_address:
+    if not ray_address():
         # Who knows the token of Ray can run programs by it. This one is known to the processes of this service only.
         offer_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     try:
@@ -104,7 +104,8 @@ def start_ray(settings: Settings, port: int) -> float:
         "_node_ip_address": "127.0.0.1",
     }
     try:
-        ray.init(address=settings.ray_address or "local", **joined, **({} if settings.ray_address else own))
+        address = ray_address()
+        ray.init(address=address or "local", **joined, **({} if address else own))
         serve.start(
             proxy_location="EveryNode",
             http_options={"host": settings.host, "port": port, "keep_alive_timeout_s": 5},

@@ -346,7 +346,7 @@ class EngineThread:
                 if engine.reuse_refused:
                     logger.warning("every question is answered by full: %s", engine.reuse_refused)
                 self._resume(engine)
-                engine.retriever.start_follower()
+                engine.retriever.views.start_follower()
                 self._ready.set_result(None)
             except BaseException as error:
                 self._ready.set_exception(error)

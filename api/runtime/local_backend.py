@@ -76,7 +76,7 @@ class _LocalIngest:
                 continue
             self.unchanged += outcome.status == "unchanged"
             self.done += 1
-        engine.retriever.save()
+        engine.retriever.views.save()
 
     def summary(self) -> IngestSummary:
         """Return what became of the documents. Raises the error of the only one."""

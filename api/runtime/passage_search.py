@@ -28,7 +28,7 @@ class PassageSearch:
 
     def view_status(self) -> ViewStatus | None:
         """Return how far the search views are behind the catalogue; None where they cannot be. Any thread may ask."""
-        return self._retriever.status()
+        return self._retriever.views.status()
 
     async def find(self, query: str, scope: SearchScope, top_k: int) -> SearchResult:
         """Search for passages. Raises as `Retriever.find_passages`, and Busy if too many searches wait."""

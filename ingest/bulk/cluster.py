@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragkv.config import Settings, offer_environment
+from ragkv.config import Settings, offer_environment, ray_address
 from ragkv.errors import ConfigError, MissingPackage
 from ragkv.model.processors import usable_processors
 
@@ -55,10 +55,10 @@ def check_settings(settings: Settings) -> None:
     """Raise ConfigError where these settings allow no bulk ingest, MissingPackage without Ray."""
     if settings.device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"every worker has a GPU of its own; --device {settings.device} needs `ragkv ingest` alone")
-    if settings.ray_address.startswith("ray://"):
+    if (address := ray_address()).startswith("ray://"):
         raise ConfigError(
-            f"{settings.ray_address}: the command has to run on a node of the cluster; make this machine one with "
-            "`ray start --address=HOST:PORT`, and give --ray-address auto"
+            f"{address}: the command has to run on a node of the cluster; make this machine one with "
+            "`ray start --address=HOST:PORT`, and set RAY_ADDRESS=auto"
         )
     for package in ("ray", "pyarrow"):  # not imported here: Ray reads the environment when it is imported
         if importlib.util.find_spec(package) is None:
@@ -69,7 +69,7 @@ def check_settings(settings: Settings) -> None:
 
 @contextmanager
 def running_ray(settings: Settings, workers: int) -> Iterator[WorkerPlan]:
-    """Start Ray on this machine, or join the cluster of the settings, until the context ends.
+    """Start Ray on this machine, or join the cluster that RAY_ADDRESS names, until the context ends.
 
     Args:
         settings: The settings.
@@ -80,7 +80,7 @@ def running_ray(settings: Settings, workers: int) -> Iterator[WorkerPlan]:
         MissingPackage: Ray is not installed.
     """
     offer_environment(RAY_ENVIRONMENT)
-    if not settings.ray_address:
+    if not ray_address():
         # Who knows the token of Ray can run programs by it. This one is known to the processes of this command only.
         offer_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     check_settings(settings)
@@ -99,8 +99,8 @@ def _start_or_join(settings: Settings, workers: int) -> None:
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        if settings.ray_address:
-            ray.init(address=settings.ray_address, **quiet)
+        if address := ray_address():
+            ray.init(address=address, **quiet)
             return
         ray.init(
             address="local",
@@ -111,7 +111,7 @@ def _start_or_join(settings: Settings, workers: int) -> None:
             **quiet,
         )
     except Exception as error:  # Ray raises Exception itself where a process of it takes longer than 30 s to start
-        where = f"join the Ray cluster {settings.ray_address}" if settings.ray_address else "start Ray"
+        where = f"join the Ray cluster {ray_address()}" if ray_address() else "start Ray"
         raise ConfigError(f"cannot {where}: {' '.join(str(error).split())[:300]}") from error
 
 
@@ -120,7 +120,7 @@ def plan_workers(settings: Settings, workers: int) -> WorkerPlan:
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    node = here if settings.ray_address and needs_one_machine(settings) else ""
+    node = here if ray_address() and needs_one_machine(settings) else ""
     found = _resources(node)
     gpus = 0 if settings.device == "cpu" else int(found.get("GPU", 0))
     if workers > gpus > 0 or (settings.device == "cuda" and not gpus):
@@ -129,10 +129,10 @@ def plan_workers(settings: Settings, workers: int) -> WorkerPlan:
         return WorkerPlan(
             workers or gpus, settings.threads or max(1, usable_processors() // (workers or gpus)), True, node
         )
-    processors = int(found.get("CPU", 0)) if settings.ray_address else usable_processors()
+    processors = int(found.get("CPU", 0)) if ray_address() else usable_processors()
     count = workers or min(DEFAULT_WORKERS, max(1, processors // (settings.threads or 1)))
     threads = settings.threads or max(1, processors // count)
-    if settings.ray_address and count * threads > processors:
+    if ray_address() and count * threads > processors:
         raise ConfigError(f"{count} workers need {count * threads} CPUs, Ray has {processors}; give fewer --workers")
     return WorkerPlan(count, threads, False, node)
 

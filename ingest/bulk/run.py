@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ragkv import errors
-from ragkv.config import Settings
+from ragkv.config import Settings, ray_address
 from ragkv.errors import RagkvError
 from ragkv.ingest.bulk.cluster import WorkerPlan, has_catalog_file, needs_one_machine, running_ray, worker_settings
 from ragkv.ingest.bulk.journal import BulkOutcome, IngestJournal
@@ -73,7 +73,7 @@ def ingest_with_ray(job: BulkIngest) -> Iterator[BulkOutcome | WorkerTotals]:
     """
     yield from (BulkOutcome("", "failed", error=str(each.error)) for each in job.listing.refused)
     with running_ray(job.settings, job.workers) as plan:
-        if job.settings.ray_address and needs_one_machine(job.settings):
+        if ray_address() and needs_one_machine(job.settings):
             job.notify(
                 "the workers run on this machine only: on several, they have to share PostgreSQL (RAGKV_CATALOG) and "
                 "Redis (RAGKV_STORE)"
@@ -154,7 +154,7 @@ def _save_index(settings: Settings, collection: str) -> None:
     catalog = Catalog.open(settings.data / "catalog.sqlite")
     try:
         retriever = Retriever(catalog, make_embedder(settings.embedder), settings.data / "index")
-        retriever.refresh(collection)
-        retriever.save()
+        retriever.views.refresh(collection)
+        retriever.views.save()
     finally:
         catalog.close()

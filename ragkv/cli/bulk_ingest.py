@@ -87,7 +87,7 @@ class WorkerEngine:
 
     def __init__(self, engine: Engine):
         """Take the engine."""
-        self._engine, self.retriever = engine, _NoIndex(engine.retriever.embedder)
+        self._engine, self.retriever = engine, _EmbedderAlone(engine.retriever.embedder)
         self.model, self.catalog, self.quota = engine.model, engine.catalog, engine.quota
         self.fingerprint, self.chunk_tokens, self.group_tokens = (
             engine.fingerprint,
@@ -104,11 +104,15 @@ class WorkerEngine:
         return self._engine.chunks.encoded
 
 
-class _NoIndex:
-    """Stands for the index of the collections."""
+class _EmbedderAlone:
+    """Stands for the retriever."""
 
     def __init__(self, embedder: IngestEmbedder):
-        self.embedder = embedder
+        self.embedder, self.views = embedder, _NoViews()
+
+
+class _NoViews:
+    """Stands for the indexes of the collections."""
 
     def refresh(self, collection: str) -> None:
         """Do nothing."""

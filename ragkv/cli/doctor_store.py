@@ -93,8 +93,8 @@ def _index(engine: Engine, folder: Path, findings: Findings) -> None:
         findings.note("index", f"{change.done} of {change.total} chunks are embedded with {change.following.name}")
     before = _times(folder)
     for collection in sorted({info.collection for info in engine.catalog.documents(None)}):
-        engine.retriever.refresh(collection)
-    engine.retriever.save()
+        engine.retriever.views.refresh(collection)
+    engine.retriever.views.save()
     if _times(folder) == before:
         findings.ok("index", "fresh")
     else:

@@ -42,12 +42,9 @@ def ingest(
     workers: Annotated[
         int, typer.Option(min=0, max=10_000, help="With --ray: workers; 0: one a GPU, else one a processor, at most 4.")
     ] = 0,
-    ray_address: Annotated[
-        str | None, typer.Option(envvar="RAY_ADDRESS", help="With --ray: cluster to join.", rich_help_panel=_SETTINGS)
-    ] = None,
 ) -> int:
     """Read documents once, so that questions can be answered from them. Reading one again replaces it."""
-    settings = settings_from(data, store, model, device, url=url, ray_address=ray_address if ray else None)
+    settings = settings_from(data, store, model, device, url=url)
     if (ray or as_json) and (sync or settings.url):
         raise typer.BadParameter(
             "this goes neither with --watch nor with --url", param_hint="--ray" if ray else "--json"

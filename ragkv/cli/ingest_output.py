@@ -183,7 +183,7 @@ def ingest_all_items(
     except KeyboardInterrupt:
         tell("stopped; what was read is kept. Run the same command again to go on")
         raise
-    engine.retriever.save()
+    engine.retriever.views.save()
     code = output.end(1, engine.chunks.encoded - before)
     if meter.tokens:
         size = describe_bytes(kv_bytes(engine, meter.tokens))

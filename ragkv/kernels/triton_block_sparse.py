@@ -12,7 +12,6 @@ kernel merges their partial results.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -21,21 +20,15 @@ from torch import Tensor
 
 from ragkv.kernels import triton_block_sparse_tma
 from ragkv.kernels.block_index import BlockSparseIndex
+from ragkv.kernels.block_sparse_launch import count_splits, launch_shape
 from ragkv.kernels.decode_step import CachePointers
 from ragkv.types import Shape
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(2147483647)
 """Position of a missing key."""
-PROGRAMS = 256
-"""Programs that a launch should have: two for each multiprocessor of a GPU."""
 CHANGING = ("count", "keys", "entry", "plane", "most_blocks", "most_columns", "all_blocks", "tiles", "offset")
 """Arguments that differ between requests. Triton must not compile another kernel where one is 1 or a multiple of 16."""
-SMALL_PROGRAM_QUERIES = 1024
-"""Queries up to which small programs are faster, because there would be too few large ones."""
-MIN_BATCHES, MAX_SPLITS = 2, 32
-"""Where a list is shared: the smallest number of key batches (of `KEYS` keys) of a program, and the largest number of
-programs that share the list."""
 
 
 def attend_block_sparse(
@@ -103,7 +96,7 @@ def _launch(
     count, q_heads, d = q.shape
     heads, tiles = index.counts.shape
     width = max(16, triton.next_power_of_2(d))
-    form = _launch_shape(
+    form = launch_shape(
         count, min(index.tile, count + index.offset), math.gcd(q_heads // heads, q_heads // kv_heads), index.block
     )
     out = torch.empty(count, q_heads, d, dtype=q.dtype, device=q.device)
@@ -113,7 +106,7 @@ def _launch(
     if columns is None or column_counts is None or taken is None:
         columns, column_counts, taken = index.blocks, index.counts, index.counts  # placeholders, not read
     parts = triton.cdiv(index.tile, form.rows)
-    splits = _splits(tiles * parts * q_heads // form.fold, index.blocks.shape[2] * index.block // form.keys)
+    splits = count_splits(tiles * parts * q_heads // form.fold, index.blocks.shape[2] * index.block // form.keys)
     parts_out, parts_lse = (out, lse) if splits == 1 else _partial(splits, q)
     _attend[(q_heads // form.fold, tiles * parts, splits)](
         q, *stores, q_at, k_at, parts_out, parts_lse,
@@ -130,49 +123,6 @@ def _launch(
     if splits > 1:
         _merge[(count, q_heads)](parts_out, parts_lse, out, lse, count, D=d, WIDTH=width, SPLITS=splits, num_warps=4)
     return out, lse
-
-
-@dataclass(frozen=True)
-class LaunchShape:
-    """Work of one program.
-
-    Attributes:
-        rows: queries of each query head.
-        fold: query heads that read the same keys.
-        keys: keys that are read at a time.
-        warps: warps of the program.
-        stages: pipeline stages of the loop.
-    """
-
-    rows: int
-    fold: int
-    keys: int
-    warps: int
-    stages: int
-
-
-def _launch_shape(count: int, rows: int, group: int, block: int) -> LaunchShape:
-    """Choose the work of a program for `count` queries in tiles of `rows`; `group` query heads read the same keys."""
-    # Measured on an H200: 64 rows of two query heads that share 128 keys at a time, or 32 of four; else 16 of four.
-    if 16 <= rows <= 32 and group % 4 == 0 and block <= 64:
-        small = count <= SMALL_PROGRAM_QUERIES or rows < 32
-        return LaunchShape(16, 4, 64, 4, 3) if small else LaunchShape(32, 4, 128, 8, 2)
-    rows = min(64, triton.next_power_of_2(rows))
-    fold = min(group & -group, max(2, 16 // rows))
-    rows = max(rows, 16 // fold)
-    keys, warps = (128, 8) if rows * fold > 64 else (64, 4)
-    return LaunchShape(rows, fold, max(keys, block), warps, 2)
-
-
-def _splits(programs: int, batches: int) -> int:
-    """Choose how many programs, a power of two, share a list.
-
-    Args:
-        programs: number of programs without sharing.
-        batches: key batches of the longest list.
-    """
-    splits = min(PROGRAMS // max(1, programs), batches // MIN_BATCHES, MAX_SPLITS)
-    return 1 << max(0, splits.bit_length() - 1)
 
 
 def _partial(splits: int, q: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ Learning Methods", SIGIR 2009.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,19 +23,14 @@ from ragkv.config import ViewSettings
 from ragkv.errors import NoReranker, NotFound, RagkvError
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.contract import DEFAULTS, OpenEarlier, PassageRanker, Retrieval, TextEmbedder
-from ragkv.retrieval.follower import ViewFollower, ViewStatus
-from ragkv.retrieval.freshness import Freshness
-from ragkv.retrieval.pgvector import PgVectors
 from ragkv.retrieval.question_vectors import QuestionVectors
 from ragkv.retrieval.ranking import fuse, similarity, without_copies
 from ragkv.retrieval.scope import SearchScope
-from ragkv.retrieval.vectors import MAX_ATTEMPTS, FaissVectors, VectorSearch
-from ragkv.retrieval.word_index import CatalogWords, ReplicaWords, WordIndex
+from ragkv.retrieval.vectors import MAX_ATTEMPTS
+from ragkv.retrieval.views import Views
 from ragkv.types import Chunk, Filter, Hit
 
 _NO_VECTOR = np.empty(0, np.float32)
-UPDATE_PAUSE = 20.0
-"""Pause between updates of a collection's views while it is ingested into, in times that an update takes."""
 
 
 def _ignore(chunks: Sequence[Chunk]) -> None:
@@ -48,7 +42,11 @@ def _open_none(identity: EmbedderIdentity) -> None:
 
 
 class Retriever:
-    """Searches the collections of a catalogue. Thread-safe: one lock guards the indexes and the embedder."""
+    """Searches the collections of a catalogue. Thread-safe: one lock guards the indexes and the embedder.
+
+    Attributes:
+        views: The indexes that are searched.
+    """
 
     def __init__(
         self,
@@ -73,19 +71,8 @@ class Retriever:
         self.reranker = reranker
         self.embedder = embedder
         self.parameters = parameters
-        self.freshness = Freshness(catalog, parameters.staleness)
-        self.vectors: VectorSearch
-        if parameters.vectors == "pgvector":
-            self.vectors = PgVectors(catalog, self.freshness)
-        else:
-            self.vectors = FaissVectors(catalog, folder, self.freshness, parameters.flat_limit)
-        self.words: WordIndex = CatalogWords(catalog)
-        if parameters.own_words or not catalog.has_words:
-            self.words = ReplicaWords(catalog, folder / "words.sqlite", self.freshness)
-        self._follower: ViewFollower | None = None
+        self.views = Views(catalog, folder, parameters, lambda: self.embedder.identity.dimension)
         self._lock = threading.Lock()
-        self._behind = set[str]()
-        self._update_again = dict[str, float]()
         self._questions = QuestionVectors(open_earlier)
 
     @staticmethod
@@ -185,12 +172,12 @@ class Retriever:
 
         timer = StepTimer()
         with timer.step("words"):
-            by_words = dict(self.words.match(scope, question, count))
+            by_words = dict(self.views.words.match(scope, question, count))
         early(list(self.catalog.chunks(collection, list(by_words)[:top_k]).values()))
         for _ in range(MAX_ATTEMPTS):
             with self._lock:
                 with timer.step("vectors"):
-                    index = self.vectors.open(collection, self.embedder.identity.dimension)
+                    index = self.views.vectors.open(collection, self.embedder.identity.dimension)
                 size, exact, vector, by_vector = index.size, index.exact, _NO_VECTOR, list[int]()
                 embedder = self._questions.embedder_of(index.embedder or self.embedder.identity, self.embedder)
                 if size and embedder is not None:
@@ -204,12 +191,12 @@ class Retriever:
             there = without_copies(ranked, chunks)
             if len(chunks) < len(ranked):
                 # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
-                self.freshness.expire(collection)
+                self.views.freshness.expire(collection)
             elif len(there) >= top_k or len(ranked) < count:
                 break
             else:  # copies of one text took the places of others
                 count *= self.parameters.candidates
-            by_words = dict(self.words.match(scope, question, count))
+            by_words = dict(self.views.words.match(scope, question, count))
         with timer.step("rerank"):
             best = self._reranked(question, there[:count], chunks)
         standing = self.catalog.standing(collection, (row for row, _ in best))  # a reranker takes its time
@@ -267,27 +254,6 @@ class Retriever:
         with self._lock:
             return self.reranker.scores(query, texts), self.reranker.count_tokens(query, texts)
 
-    def refresh(self, collection: str) -> None:
-        """Update the views of a collection to the state of the catalogue."""
-        self._behind.discard(collection)
-        self.freshness.expire(collection)
-        self.vectors.refresh(collection, self.embedder.identity.dimension)
-        self.words.refresh(collection)
-
-    def changed(self, collection: str) -> None:
-        """Take note that a collection has changed. Every search sees the change.
-
-        The views are updated now, so that no search has to, unless that has taken much of the time lately: an update
-        reads which chunks the collection has, and one a document would make a long ingest quadratic.
-        """
-        self.freshness.expire(collection)
-        self._behind.add(collection)
-        started = time.monotonic()
-        if started >= self._update_again.get(collection, 0.0):
-            self.refresh(collection)
-            ended = time.monotonic()
-            self._update_again[collection] = ended + UPDATE_PAUSE * (ended - started)
-
     def open_earlier(self) -> bool:
         """Open the embedder of the stored vectors now, so that the first question does not wait for it.
 
@@ -303,42 +269,6 @@ class Retriever:
         with self._lock:
             self._questions.drop_earlier()
 
-    def save(self) -> None:
-        """Write the changed indexes to disk, so that the next start does not have to rebuild them."""
-        for collection in list(self._behind):
-            self.refresh(collection)
-        self.vectors.save()
-
-    def start_follower(self) -> None:
-        """Start to keep the views up to date in the background, until `close`.
-
-        With the words in the catalogue nothing is started: its searches look at the catalogue anyway.
-        """
-        if self._follower is None and not isinstance(self.words, CatalogWords):
-            self._follower = ViewFollower(self.catalog, self.freshness, self._view_generations, self._catch_up)
-            self._follower.start()
-
-    def status(self) -> ViewStatus | None:
-        """Return how far the views are behind the catalogue; None where nothing follows it."""
-        return self._follower.status() if self._follower else None
-
     def close(self) -> None:
         """Save the indexes and close their files. Call it before the catalogue is closed."""
-        if self._follower is not None:
-            self._follower.stop()
-        self.save()
-        self.words.close()
-
-    def _catch_up(self, collection: str) -> None:
-        """Bring the views of a collection up to date that are there. What was not searched is not loaded."""
-        if collection in self.vectors.generations():
-            self.vectors.refresh(collection, self.embedder.identity.dimension)
-        if collection in self.words.generations():
-            self.words.refresh(collection)
-
-    def _view_generations(self) -> dict[str, int]:
-        """Return the generation of each collection that was searched: of the oldest of its views."""
-        generations = self.vectors.generations()
-        for collection, generation in self.words.generations().items():
-            generations[collection] = min(generation, generations.get(collection, generation))
-        return generations
+        self.views.close()

@@ -20,6 +20,7 @@ from tests.kernels.test_attention import GROUPINGS, dense
 
 triton_block_sparse = pytest.importorskip("ragkv.kernels.triton_block_sparse")
 triton_block_sparse_tma = pytest.importorskip("ragkv.kernels.triton_block_sparse_tma")
+block_sparse_launch = pytest.importorskip("ragkv.kernels.block_sparse_launch")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = {"reference": reference.attend_block_sparse, "triton": triton_block_sparse.attend_block_sparse}
 
@@ -213,7 +214,7 @@ def test_a_dense_index_gives_dense_attention(name, count):
 def test_programs_share_the_list_of_few_queries_over_many_keys(columns):
     """Sharing does not change the result."""
     q_pos, k_pos = torch.arange(1500, 1503), torch.arange(1503)
-    assert triton_block_sparse._splits(2, 1503 // 64) == 8
+    assert block_sparse_launch.count_splits(2, 1503 // 64) == 8
     index = case(q_pos, k_pos, 2, 16, 16, share=0.9, columns=columns)
     check("triton", rows(3, 4, 0), rows(1503, 2, 1), rows(1503, 2, 2), q_pos, k_pos, index)
 

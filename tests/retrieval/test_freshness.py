@@ -110,7 +110,7 @@ def test_a_process_that_follows_the_catalogue_finds_a_document_without_asking_fo
 ) -> None:
     put(catalog, "a", "red boat")
     retriever = replica(catalog, tmp_path / "index", 1.0)
-    retriever.start_follower()
+    retriever.views.start_follower()
     assert found(retriever, "boat") == ["red boat"]
     waits = []
     for number in range(5):
@@ -120,7 +120,7 @@ def test_a_process_that_follows_the_catalogue_finds_a_document_without_asking_fo
         waits.append(time.monotonic() - committed)
     assert sorted(waits)[2] < 1.5
     for _ in range(200):
-        status = retriever.status()
+        status = retriever.views.status()
         assert status is not None
         if status.behind == 0 and status.age < 1:
             break
@@ -133,13 +133,13 @@ def test_following_loads_nothing_that_was_not_searched(catalog: Catalog, tmp_pat
     put(catalog, "a", "red boat")
     put(catalog, "a", "blue boat", collection="ours")
     retriever = replica(catalog, tmp_path / "index", 0.1)
-    retriever.start_follower()
+    retriever.views.start_follower()
     found(retriever, "boat")
     put(catalog, "b", "green boat", collection="ours")
     put(catalog, "b", "green boat")
-    end = time.monotonic() + 10
-    while retriever.vectors.generations() != {"default": catalog.generation("default")} and time.monotonic() < end:
+    views, end = retriever.views, time.monotonic() + 10
+    while views.vectors.generations() != {"default": catalog.generation("default")} and time.monotonic() < end:
         time.sleep(0.02)
-    assert retriever.vectors.generations() == {"default": catalog.generation("default")}
+    assert views.vectors.generations() == {"default": catalog.generation("default")}
     retriever.close()
-    assert set(retriever.words.generations()) == {"default"}
+    assert set(views.words.generations()) == {"default"}

@@ -170,7 +170,7 @@ def test_an_empty_or_unknown_collection_has_no_hits(catalog: Catalog, folder: Pa
     assert retriever.search("anything") == []
     put(catalog, "a", "boat")
     assert retriever.search("boat", "unknown") == []
-    retriever.save()
+    retriever.views.save()
     assert not folder.exists(), "an unknown collection leaves no file"
     catalog.remove("default", "a")
     assert retriever.search("boat") == []
@@ -274,25 +274,25 @@ def test_an_index_updated_by_changes_equals_a_plain_mapping(steps: list[tuple[in
 def test_a_search_sees_every_change_though_the_views_are_not_updated_at_each(
     catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.retrieval.retriever.UPDATE_PAUSE", 1e9)
+    monkeypatch.setattr("ragkv.retrieval.views.UPDATE_PAUSE", 1e9)
     retriever, read = Retriever(catalog, WordEmbedder(), folder), list[str]()
     changes = catalog.changes
     monkeypatch.setattr(catalog, "changes", lambda name, *rest: read.append(name) or changes(name, *rest))
     for number in range(5):
         put(catalog, f"d{number}", f"word{number}")
-        retriever.changed("default")
+        retriever.views.changed("default")
     assert read == ["default"], "one of the five is an update"
     assert found(retriever, "word4")[0] == "word4"
     put(catalog, "d5", "word5")
-    retriever.changed("default")
-    retriever.save()
+    retriever.views.changed("default")
+    retriever.views.save()
     assert len(read) == 3, "what is saved is up to date"
 
 
 def test_flat_search_is_exact(catalog: Catalog, folder: Path) -> None:
     put(catalog, "a", *(f"word{i} word{i * 7 % 31}" for i in range(100)))
     retriever = Retriever(catalog, WordEmbedder(), folder)
-    retriever.refresh("default")
+    retriever.views.refresh("default")
     question = WordEmbedder().encode(["word3 word21"])[0]
     rows, vectors = catalog.vectors("default")
     best = np.sort(vectors @ question)[::-1][:24]
@@ -337,8 +337,8 @@ def test_a_graph_skips_removed_rows_and_is_rebuilt_when_many_are_removed() -> No
 def saved(catalog: Catalog, folder: Path) -> Path:
     put(catalog, "a", "boat one", "mast two", "sail three")
     retriever = Retriever(catalog, WordEmbedder(), folder)
-    retriever.refresh("default")
-    retriever.save()
+    retriever.views.refresh("default")
+    retriever.views.save()
     (path,) = folder.iterdir()
     return path
 
@@ -409,7 +409,7 @@ def test_an_unusable_index_is_rebuilt(catalog: Catalog, saved: Path, folder: Pat
     assert found(retriever, "mast", top_k=1) == ["mast two"]
     if damage == "older":
         assert found(retriever, "anchor", top_k=1) == ["anchor four"]
-    retriever.save()
+    retriever.views.save()
     assert load(catalog, saved) is not None
 
 
@@ -417,11 +417,11 @@ def test_only_changed_indexes_are_saved(catalog: Catalog, saved: Path, folder: P
     before = saved.stat().st_mtime_ns
     retriever = Retriever(catalog, WordEmbedder(), folder)
     retriever.search("mast")
-    retriever.save()
+    retriever.views.save()
     assert saved.stat().st_mtime_ns == before
     put(catalog, "b", "anchor")
     retriever.search("mast")
-    retriever.save()
+    retriever.views.save()
     assert saved.stat().st_mtime_ns > before
     assert [path.suffix for path in folder.iterdir()] == [".faiss"]
 
@@ -433,7 +433,7 @@ def test_an_index_that_cannot_be_saved_is_only_logged(
     put(catalog, "a", "boat")
     retriever = Retriever(catalog, WordEmbedder(), folder)
     assert found(retriever, "boat") == ["boat"]
-    retriever.save()
+    retriever.views.save()
     assert "was not saved" in caplog.text
 
 
@@ -441,7 +441,7 @@ def test_a_collection_name_never_becomes_a_path(catalog: Catalog, folder: Path) 
     put(catalog, "a", "boat", collection="../../etc/passwd\0")
     retriever = Retriever(catalog, WordEmbedder(), folder)
     assert found(retriever, "boat", "../../etc/passwd\0") == ["boat"]
-    retriever.save()
+    retriever.views.save()
     assert len(list(folder.iterdir())) == 1
 
 

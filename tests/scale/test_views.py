@@ -81,7 +81,7 @@ def _named(catalog: Catalog, scope: SearchScope, ranked: list[tuple[int, float]]
 def test_another_replica_finds_a_document_within_two_seconds(catalog: Catalog, address: str, tmp_path: Path) -> None:
     put(catalog, "a", "red boat")
     other, retriever = Writer(address), replica(catalog, tmp_path, 1.0)
-    retriever.start_follower()
+    retriever.views.start_follower()
     assert found(retriever, "boat") == ["red boat"]
     waits = []
     for number in range(5):
@@ -108,7 +108,7 @@ def test_views_go_on_after_the_server_was_away(tmp_path: Path) -> None:
         catalog = Catalog.open(server.database())
         put(catalog, "a", "red boat")
         retriever = replica(catalog, tmp_path, 0.2)
-        retriever.start_follower()
+        retriever.views.start_follower()
         assert found(retriever, "boat") == ["red boat"]
         server.stop()
         time.sleep(0.3)

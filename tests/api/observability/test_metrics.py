@@ -254,7 +254,7 @@ def test_a_replica_tells_how_far_its_search_views_are_behind(tmp_path: Path) -> 
     retriever = Retriever(catalog, WordEmbedder(), tmp_path / "index", Retrieval(staleness=1.0, own_words=True))
     thread.passage_search = PassageSearch(retriever, 4)
     assert b"ragkv_view" not in collector.render("")[0], "nothing follows the catalogue"
-    retriever.start_follower()
+    retriever.views.start_follower()
     put(catalog, "a", "boat")
     retriever.search("boat")
     put(catalog, "b", "boat")
@@ -264,7 +264,7 @@ def test_a_replica_tells_how_far_its_search_views_are_behind(tmp_path: Path) -> 
         assert time.monotonic() < end
         time.sleep(0.02)
         text = collector.render("")[0].decode()
-    assert retriever.words.generations() == {"default": catalog.generation("default")}
+    assert retriever.views.words.generations() == {"default": catalog.generation("default")}
     assert 0 <= value(text, "ragkv_view_age_seconds") < 20
     retriever.close()
     catalog.close()

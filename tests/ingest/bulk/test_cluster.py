@@ -26,9 +26,10 @@ def test_a_device_that_workers_cannot_share_is_refused(device: str) -> None:
         check_settings(load_settings(device=device))
 
 
-def test_a_cluster_that_this_machine_is_no_node_of_is_refused() -> None:
+def test_a_cluster_that_this_machine_is_no_node_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(ConfigError, match="ray start --address"):
-        check_settings(load_settings(ray_address="ray://head:10001"))
+        check_settings(load_settings())
 
 
 @pytest.mark.parametrize("store", ["disk", "redis://host:6379/0"])
