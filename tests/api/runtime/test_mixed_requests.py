@@ -54,11 +54,11 @@ def check_mixed_requests(folder: Path, requests: int, window: int, paged: bool) 
     assert counts["most slots"] > 0
     kinds = ("in the pool", "in place", "turns") if paged else ("in the pool", "with drafts", "turns")
     assert min(counts[f"compared {kind}"] for kind in kinds) > 0
-    tensors, size = zip(*drive.memory[1:], strict=True)
+    tensors, size = zip(*drive.memory[2:], strict=True)  # until then some branches are met for the first time
     assert max(tensors) == tensors[0], "nothing is left of a request"
     assert max(size) <= 1.25 * min(size), "tables of the pool are as long as the longest of the latest contexts"
 
 
 @pytest.mark.parametrize("paged", [False, True])
 def test_requests_that_join_leave_and_are_cancelled_leak_nothing(tmp_path: Path, paged: bool) -> None:
-    check_mixed_requests(tmp_path, 120, 40, paged)
+    check_mixed_requests(tmp_path, 160, 40, paged)
