@@ -124,7 +124,7 @@ def test_a_kill_while_the_index_is_written_leaves_the_old_one_and_the_next_start
         hits = fresh.search("title", "default", 1000)
         assert {hit.chunk.document_id for hit in hits} == {"a", "b"}
         assert len(hits) == engine.catalog.count()[1]
-        fresh.save()
+        fresh.views.save()
         assert list((tmp_path / "index").iterdir()) == [index]
         assert index.read_bytes() != old
 

@@ -402,8 +402,8 @@ def test_an_unusable_index_is_rebuilt(catalog: Catalog, saved: Path, folder: Pat
     else:
         put(catalog, "z", "anchor four", collection="other")
         other = Retriever(catalog, WordEmbedder(), folder / "elsewhere")
-        other.refresh("other")
-        other.save()
+        other.views.refresh("other")
+        other.views.save()
         shutil.copy(next((folder / "elsewhere").iterdir()), saved)
     retriever = Retriever(catalog, WordEmbedder(), folder)
     assert found(retriever, "mast", top_k=1) == ["mast two"]
