@@ -38,7 +38,9 @@ def ingest(
     url: Url = None,
     sync: Annotated[bool, typer.Option("--watch", help="Follow what changes in the folders until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print an object a document, and one with the sums.")] = False,
-    ray: Annotated[bool, typer.Option("--ray", help="Ingest with several workers on Ray; needs ragkv[ray].")] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Ingest with several workers on Ray, or on the cluster of RAY_ADDRESS.")
+    ] = False,
     workers: Annotated[
         int, typer.Option(min=0, max=10_000, help="With --ray: workers; 0: one a GPU, else one a processor, at most 4.")
     ] = 0,

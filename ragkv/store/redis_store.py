@@ -8,7 +8,7 @@ connections, each with a thread that also verifies what it has read, are opened 
 to pay for waking a thread, and only as far as processors are free (measured in docs/results/store.md).
 
 A read of several requests that meets a writer may mix old bytes and new. Two writers of one key write the same chunk;
-if they do not, the block checksums of the head detect it (format/codec.py).
+if they do not, the block checksums of the head detect it (tier.py).
 
 Writes. An entry is written in one transaction, so no reader sees a head without its body. The server needs room for
 the old entry and the new one, as every atomic swap does. A transaction that is cut off changes nothing.

@@ -2,7 +2,7 @@
 
 An entry is a head (head.py) and a body. The body has one byte string per layer, as `Layout` describes it: K and V
 exactly, or quantised (quantise.py). In a model with states one more follows: the states behind the chunk, exactly. Only
-the files of this folder know the format.
+the files of this folder know the format, and tier.py the checksums of what it reads.
 
 Whoever wrote an entry, and whatever its tags say, it cannot run code, because nothing is pickled. Nor can it make a
 process allocate more memory than in proportion to the bytes of the entry.
