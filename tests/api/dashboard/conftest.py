@@ -89,6 +89,7 @@ class Desk:
         expect(page.locator(".q-tab-panel")).to_have_count(1)
         if name == "Ask":
             page.get_by_role("button", name="New conversation").click()
+            expect(page.get_by_role("region", name="Answer")).to_have_count(0)
         try:
             yield page
         except BaseException:

@@ -20,10 +20,13 @@ def ask(page: Page, question: str, method: str = "") -> Locator:
     """Fill in the form and send it; return the answer once it is whole."""
     if method:
         choose_option(page, "Method", method)
+    answers = page.get_by_role("region", name="Answer")
+    before = answers.count()
     page.get_by_label("Question").fill(question)
     page.get_by_role("button", name="Ask", exact=True).click()
-    answer = page.get_by_role("region", name="Answer").last
-    expect(answer.get_by_role("heading").first).to_have_text(question)  # not an answer before this one
+    expect(answers).to_have_count(before + 1)  # else `last` is the answer before, perhaps to the same question
+    answer = answers.last
+    expect(answer.get_by_role("heading").first).to_have_text(question)
     expect(answer.get_by_text("Map of the KV blocks")).to_be_visible(timeout=20_000)
     return answer
 
