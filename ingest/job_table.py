@@ -9,7 +9,7 @@ All functions run inside a transaction of the caller.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from ragkv.catalog.transaction import Transaction
@@ -137,20 +137,21 @@ def waits(transaction: Transaction, collection: str, document_id: str) -> bool:
     return transaction.execute(sql.WAITS, {"of": collection, "named": document_id}).fetchone() is not None
 
 
-def recover(transaction: Transaction, worker: str = "") -> int:
-    """Queue again what is lost (see leases.py), and fail what was started too often. Returns how many are queued again.
+def recover(transaction: Transaction, worker: str = "", held: Collection[JobPlace] | None = None) -> int:
+    """Queue again what is lost, and fail what killed a process too often. Returns how many are queued again.
 
-    The transaction must be alone. worker: lost is also what this one ran.
+    The transaction must be alone. worker, held: as of `leases.lost`.
     """
     told = f"set aside: the process died {MAX_ATTEMPTS} times while reading this document"
     again, touched = 0, dict[int, None]()
-    for place, attempts in leases.lost(transaction, worker):
+    for place, attempts, died in leases.lost(transaction, worker, held):
         which = {"of": place.job, "at": place.position}
-        if attempts >= MAX_ATTEMPTS:
+        if died and attempts >= MAX_ATTEMPTS:
             fault = {"error_code": "interrupted", "error_message": told, "payload": None}
             transaction.execute(sql.LOSE, {**which, "status": "failed", **fault})
         else:
-            again += transaction.execute(sql.LOSE, {**which, "status": "queued"}).rowcount
+            counted = attempts if died else attempts - 1
+            again += transaction.execute(sql.LOSE, {**which, "status": "queued", "attempts": counted}).rowcount
         leases.drop(transaction, place)
         touched[place.job] = None
     for job in touched:

@@ -10,11 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ragkv.catalog import Catalog
 from ragkv.catalog.database import again_with_room
-from ragkv.errors import CatalogCorrupt, RagkvError, StoreUnavailable
+from ragkv.errors import CatalogCorrupt, RagkvError, StoreFull, StoreUnavailable
 from ragkv.ingest import job_queue, job_table, leases
 from ragkv.ingest.engine_contract import IngestEngine
 from ragkv.ingest.job_entries import fault_of
@@ -82,17 +82,19 @@ class Jobs(SubmittedJobs):
             return job_table.recover(transaction, self._leases.worker)
 
     def _reclaim(self) -> None:
-        """Queue again what died with other processes since the last look."""
+        """Queue again what died with other processes since the last look, and what the catalogue forgot of this one."""
         now = time.monotonic()
         if now - self._reclaimed < RECLAIM_SECONDS:
             return
         self._reclaimed = now
+        self._record_outcomes()
+        mine = self._leases.worker, self._leases.held
         with self._catalog.read() as transaction:
-            lost = leases.lost(transaction)
+            lost = leases.lost(transaction, *mine)
         if lost:
             with self._catalog.write() as transaction:
-                again = job_table.recover(transaction)
-            logger.info("%d documents are queued again: another process did not finish them", again)
+                again = job_table.recover(transaction, *mine)
+            logger.info("%d documents are queued again: they were not finished", again)
 
     @contextmanager
     def counting_deaths(self) -> Iterator[None]:
@@ -181,8 +183,9 @@ class Jobs(SubmittedJobs):
             return outcome.status
         except (Paused, GeneratorExit) as stop:
             if not self._dying:
-                with self._catalog.write(alone=False) as transaction:
-                    job_table.requeue(transaction, place, self._leases.worker)
+                self._unrecorded.append((place, "queued", None))
+                with suppress(StoreFull, StoreUnavailable):  # recorded before the next document starts
+                    self._record_outcomes()
             if isinstance(stop, GeneratorExit):
                 raise
             return None

@@ -4,6 +4,9 @@ A process renews the leases of its documents while it works. A lease that has ex
 lost: another process may queue the document again. A process whose lease was lost meanwhile, because its machine slept
 for example, records nothing more of the document.
 
+A document may also be lost by a process that lives: the catalogue did not answer when its end was to be recorded, or
+crashed and forgot that it was. Such a document has killed nobody, and is queued again without being blamed for it.
+
 Functions that take a transaction run inside that of the caller.
 """
 
@@ -14,7 +17,7 @@ import os
 import platform
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -57,10 +60,17 @@ class JobPlace(NamedTuple):
 
 
 class LostDocument(NamedTuple):
-    """A running document that nobody ingests. attempts: how often it was started."""
+    """A running document that nobody ingests.
+
+    Attributes:
+        place: Its row.
+        attempts: How often it was started.
+        died: Whether the process that started it is dead, as far as is known.
+    """
 
     place: JobPlace
     attempts: int
+    died: bool
 
 
 def take(transaction: Transaction, place: JobPlace, worker: str) -> None:
@@ -81,18 +91,27 @@ def drop(transaction: Transaction, place: JobPlace) -> None:
     transaction.execute(_DROP, {"of": place.job, "at": place.position})
 
 
-def lost(transaction: Transaction, worker: str = "") -> list[LostDocument]:
+def lost(transaction: Transaction, worker: str = "", held: Collection[JobPlace] | None = None) -> list[LostDocument]:
     """Return the documents that run nowhere.
 
-    Their lease has expired, belongs to a dead process of this machine or to `worker`, or does not exist: a release
-    without leases started them.
+    Their lease has expired, belongs to a dead process of this machine, does not exist, as a release without leases
+    started them, or is one of `worker` that it does not work on.
+
+    Args:
+        transaction: The transaction.
+        worker: Whose leases are looked at besides.
+        held: What it works on; None if it begins anew, because what it ran ended whatever ran it.
     """
     found, now = transaction.execute(_RUNNING).fetchall(), None
     documents = list[LostDocument]()
     for job, position, attempts, holder, expires in found:
         now = transaction.now() if now is None else now
-        if holder is None or holder == worker or expires <= now or is_dead(holder):
-            documents.append(LostDocument(JobPlace(job, position), attempts))
+        place = JobPlace(job, position)
+        if holder and holder == worker:
+            if held is None or place not in held:
+                documents.append(LostDocument(place, attempts, held is None))
+        elif holder is None or expires <= now or is_dead(holder):
+            documents.append(LostDocument(place, attempts, holder is None or not is_alive(holder)))
     return documents
 
 
@@ -113,6 +132,11 @@ def is_dead(worker: str) -> bool:
     except OSError:  # it belongs to somebody else, or the number is none
         return False
     return _began(int(pid)) != began
+
+
+def is_alive(worker: str) -> bool:
+    """Whether the process of a worker is known to live. Of another machine's, nothing is known."""
+    return worker.split("/")[0] == _machine() and not is_dead(worker)
 
 
 def _machine() -> str:
@@ -159,6 +183,12 @@ class LeaseKeeper:
         """Renew it no more."""
         with self._lock:
             self._held.discard(place)
+
+    @property
+    def held(self) -> frozenset[JobPlace]:
+        """The documents that are worked on."""
+        with self._lock:
+            return frozenset(self._held)
 
     def _run(self) -> None:
         while True:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Generator, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Generic, TypeVar
 
 from ragkv.ingest.engine_contract import IngestEngine
@@ -104,9 +105,11 @@ class IngestTurns:
                         yield step
                 return self._started
         finally:
-            for open_job in itertools.chain(*self._open.values()):
-                open_job.steps.close()
+            opened = [*itertools.chain(*self._open.values())]
             self._open.clear()
+            with ExitStack() as closing:  # each is closed, whatever closing another raises
+                for document in opened:
+                    closing.callback(document.steps.close)
 
     def _next(self, engine: IngestEngine) -> int | None:
         """Return the job whose turn it is; None if nothing waits."""

@@ -24,6 +24,7 @@ from ragkv.ingest.job_table import MAX_ATTEMPTS
 from ragkv.ingest.jobs import Backlog, Counts, IngestJob, Jobs
 from ragkv.ingest.loader import Rejected, read
 from ragkv.ingest.pipeline import ingest, remove
+from ragkv.ingest.turns import IngestTurns
 from ragkv.types import Chunk, Document, Key
 from tests.ingest.reader import FileEngine, make_document, run_next
 
@@ -552,6 +553,83 @@ def test_pauses_do_not_count_as_deaths(engine: FileEngine) -> None:
         jobs.recover()
         run_next(jobs, engine, jobs.pause)
     assert statuses(jobs.get(job_id)) == ["queued"]
+
+
+def attempts(engine: FileEngine) -> list[int]:
+    with engine.catalog.read() as transaction:
+        return [count for (count,) in transaction.exec_driver_sql("SELECT attempts FROM job_documents ORDER BY 1")]
+
+
+@pytest.fixture
+def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at what was left behind whenever it is asked what waits."""
+    monkeypatch.setattr("ragkv.ingest.jobs.RECLAIM_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("always_looking")
+def test_open_documents_that_meet_a_silent_catalogue_are_queued_again_and_not_blamed(
+    jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = [jobs.submit([make_document(name, words=20)]) for name in "abc"]
+    turns = IngestTurns(jobs).steps(engine)
+    while attempts(engine) != [1, 1, 1]:
+        next(turns)
+
+    def silent(**_: object) -> object:
+        raise StoreUnavailable("the catalogue does not answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.catalog, "write", silent)
+        turns.close()
+    assert [each.attempts for each in jobs.waiting()] == [0, 0, 0]
+    assert run_all(jobs, engine) == 3
+    assert [jobs.get(job_id).status for job_id in submitted] == ["completed"] * 3
+
+
+@pytest.mark.usefixtures("always_looking")
+def test_an_outcome_is_recorded_although_nothing_else_waits(
+    jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, write = jobs.submit([make_document("a")]), engine.catalog.write
+    steps = jobs.steps(engine)
+    while next(steps).stage != "commit":
+        pass
+
+    def silent(**options: Any) -> object:
+        if not options.get("durable", True):  # the document is committed, what came of it is not recorded
+            raise StoreUnavailable("the catalogue does not answer")
+        return write(**options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.catalog, "write", silent)
+        with pytest.raises(StoreUnavailable):
+            list(steps)
+    assert jobs.waiting() == []
+    assert jobs.get(job_id).status == "completed"
+
+
+@pytest.mark.usefixtures("always_looking")
+def test_an_outcome_that_a_crash_of_the_catalogue_lost_is_found_again_without_a_death(
+    jobs: Jobs, engine: FileEngine
+) -> None:
+    job_id = jobs.submit([make_document("a")])
+    steps = jobs.steps(engine)
+    next(steps)
+    tables = ("jobs", "job_documents", "leases")
+    with engine.catalog.read() as transaction:
+        before = [transaction.exec_driver_sql(f"SELECT * FROM {name}").fetchall() for name in tables]
+    list(steps)
+    assert jobs.get(job_id).status == "completed"
+    with engine.catalog.write() as transaction:
+        for name, rows in zip(tables, before, strict=True):
+            transaction.exec_driver_sql(f"DELETE FROM {name}")
+            for row in rows:
+                marks = ", ".join("?" * len(row))
+                transaction.exec_driver_sql(f"INSERT INTO {name} VALUES ({marks})", tuple(row))
+    for _ in range(MAX_ATTEMPTS + 1):
+        assert [each.attempts for each in jobs.waiting()] == [0]
+    assert run_all(jobs, engine) == 1
+    assert statuses(jobs.get(job_id)) == ["unchanged"]
 
 
 FULL = """

@@ -171,7 +171,9 @@ def test_who_lost_its_lease_records_nothing_more(jobs: Jobs, engine: FileEngine)
             break
     expire(engine.catalog)
     other = Jobs(engine.catalog, LIMIT)
+    assert [each.died for each in lost(engine.catalog)] == [False], "it lives, on this machine"
     assert other.recover() == 1
+    assert [each.attempts for each in other.waiting()] == [0]
     taken = other.steps(engine)
     next(taken)
     assert list(slept) == []
@@ -211,3 +213,6 @@ def test_a_dead_process_is_known_by_its_number_and_its_start() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert leases.is_dead("/".join((machine, str(gone.pid), began, name)))
+    assert leases.is_alive(worker)
+    assert not leases.is_alive("/".join(("another", pid, began, name))), "nothing is known of it"
+    assert not leases.is_alive("/".join((machine, str(gone.pid), began, name)))
