@@ -71,7 +71,7 @@ def parse_text(source: str, limit: int) -> Parsed:
     except SelectolaxError:
         raise MemoryError from None  # any text is a page, so only memory can be missing
     sheets = [node.text() for node in tree.css("style")]
-    page = _Page(limit, _read(sheets))
+    page = _Page(limit, _read(sheets, tree.root))
     if tree.body is not None:
         _walk(page, tree.body)
         if sheets and not page.text().strip():  # scripts show what its style hides
@@ -113,8 +113,8 @@ class _Page:
         self._path.append((blocks.place, ""))
         attributes: Attributes = node.attributes
         if self._sheets is not None:
-            attributes = self._sheets.with_style(tag, attributes)
-        if is_unseen(tag, attributes) or (self._sheets is not None and self._sheets.hides(tag, attributes)):
+            attributes = self._sheets.enter(tag, attributes)
+        if is_unseen(tag, attributes) or (self._sheets is not None and self._sheets.hides()):
             self._path[-1] = (blocks.place, None)
             return False
         if tag == "math":
@@ -190,6 +190,8 @@ class _Page:
             blocks.write_formula(self._formula.whole() or node.attributes.get("alttext") or "")
             self._formula = None
         place, mark = self._path.pop()
+        if self._sheets is not None:
+            self._sheets.leave()
         if mark:
             blocks.write(scripts.END)
             self._notes -= mark == scripts.NOTE
@@ -222,13 +224,13 @@ class _Page:
         return blocks.joined(AROUND)
 
 
-def _read(sheets: list[str]) -> StyleSheets | None:
+def _read(sheets: list[str], root: LexborNode | None) -> StyleSheets | None:
     """Return what style sheets hide and set off. Few saved pages have some; the module is imported for them."""
     if not any(word in sheet for sheet in sheets for word in _TELLING):
         return None
     from ragkv.ingest.formats.page_style import StyleSheets
 
-    return StyleSheets(sheets)
+    return StyleSheets(sheets, root.attributes if root is not None else {})
 
 
 def _formula() -> Formula:

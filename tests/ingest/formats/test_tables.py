@@ -55,6 +55,9 @@ def test_cells_of_a_page_are_repeated_where_they_span(rows: str, lines: str) -> 
         (".al{list-style-type:lower-alpha}", "<ol class=al><li>one<li>two</ol>", "a. one\nb. two"),
         (".up{vertical-align:super} .x{display:none}", "1987<a class=up>3</a><p class=x>no</p>", "1987 [3]"),
         (".up a{vertical-align:super}", "1987<a>3</a>", "19873"),
+        (".up a{vertical-align:super}", "<p class=up>1987<b><a>3</a></b>", "1987 [3]"),
+        ("table.a .b{text-decoration:line-through}", "<table class=a><tr><td><i class=b>120</i> 90", "90"),
+        ("ol.a > li > ol{list-style-type:lower-alpha}", "<ol class=a><li>L<ol><li>x</ol></ol>", "1. L\na. x"),
     ],
 )  # fmt: skip
 def test_style_sheets_raise_lower_strike_and_number_as_styles_do(style: str, source: str, shown: str) -> None:
@@ -235,6 +238,24 @@ def test_lines_of_a_message_that_look_like_headings_are_none() -> None:
         (".x{display:none} .x{display:block}", False),
         ("@media print{.x{display:none} .y{color:red}}", False),
         (".no-js .x{display:none}", False),
+        (".main .x{display:none}", True),
+        (".wide #top.main div.x{display:none}", True),
+        (".main div .x{display:none}", False),
+        ("#top > .x{display:none}", True),
+        (".wide>body>#top > .z{display:none}", True),
+        (".wide > #top .x{display:none}", False),
+        ("html.wide .x{display:none}", True),
+        (".main .x{display:none} .x{display:block}", True),
+        (".x{display:none} .main .x{display:block}", False),
+        (".main .x{display:none} #top > .x{display:block}", False),
+        (".z{display:block} .x{display:none}", True),
+        (".y + .x{display:none}", False),
+        (".main .x[title]{display:none}", False),
+        (".main > {display:none}", False),
+        ("> .x{display:none}", False),
+        ("*{display:none}", False),
+        ("p *{display:none}", False),
+        (".x *{display:none}", False),
         (".x:hover{display:none}", False),
         ("p.x{display:none}", False),
         (".y{display:none}", False),
@@ -243,8 +264,11 @@ def test_lines_of_a_message_that_look_like_headings_are_none() -> None:
     ],
 )
 def test_what_the_style_of_a_page_hides_is_left_out(style: str, hidden: bool) -> None:
-    shown = page(f"<style>{style}</style><p>a</p><div class='z x' id=i>secret</div>")
-    assert shown == ("a" if hidden else "a\n\nsecret")
+    shown = page(
+        f"<html class=wide><head><style>{style}</style></head><body><p>a</p>"
+        "<div class=main id=top><div class='z x' id=i>secret</div><p>b</p></div>"
+    )
+    assert shown == ("a\n\nb" if hidden else "a\n\nsecret\n\nb")
 
 
 def test_cells_of_a_document_stand_below_their_names() -> None:
