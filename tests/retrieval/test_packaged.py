@@ -22,15 +22,15 @@ TEXTS += ["", "x", "Who built the harbour of Tarn?", " ".join(WORDS * 60)]
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "bfloat16, packed"])
 def both(request: pytest.FixtureRequest) -> tuple[PackagedModel, SentenceTransformer]:
-    """Our model and the library's."""
+    """Our model and the library's, in bfloat16 where a CPU multiplies in it: no other is ever used so."""
     folder = str(_packaged_folder())
     own, theirs = PackagedModel(folder, "cpu"), SentenceTransformer(folder, device="cpu", local_files_only=True)
     for model in (own, theirs):
         if request.param != "float32":
             model.bfloat16()
-        if request.param.endswith("packed"):
             if not packed_products.supports_packing(model):
                 pytest.skip("this CPU does not multiply in bfloat16")
+        if request.param.endswith("packed"):
             packed_products.pack_products(model)
     return own, theirs
 
