@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -90,6 +91,8 @@ class StyleSheets:
 
     def hides(self) -> bool:
         """Whether the rules hide the element that was entered last: the most specific one, or the last of those."""
+        if not self._hidden:
+            return False
         hidden = max((rule.weight for rule in self._fitting(self._hidden)), default=None)
         return hidden is not None and all(rule.weight < hidden for rule in self._fitting(self._shown))
 
@@ -114,7 +117,13 @@ class StyleSheets:
 
 
 def _element(tag: str, attributes: Attributes) -> _Element:
-    return _Element(tag, attributes.get("id") or "", frozenset((attributes.get("class") or "").split()))
+    return _made(tag, attributes.get("id") or "", attributes.get("class") or "") if attributes else _made(tag, "", "")
+
+
+@lru_cache(1024)
+def _made(tag: str, id: str, classes: str) -> _Element:
+    """Make an element. Most elements of a page are like others."""
+    return _Element(tag, id, frozenset(classes.split()))
 
 
 def _by_key(rules: Iterable[_Rule]) -> dict[str, list[_Rule]]:
