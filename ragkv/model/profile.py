@@ -99,7 +99,7 @@ class Profile:
     retrieval_heads: tuple[tuple[int, int], ...] = ()
     scout_repair: Repair = "kept"
     scout_reach: int = 8
-    scout_cap: float = 0.15
+    scout_cap: float = 0.17
     scout_chunks: int = 0
     chunk_tokens: int = 1024
     prefix: str = ""

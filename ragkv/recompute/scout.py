@@ -88,8 +88,8 @@ class Scout:
     power: float = 0.5
     promise: float = 0.97
     floor: int = 8
-    cap: float = 0.15
-    growth: float = 0.4
+    cap: float = 0.17
+    growth: float = 0.33
     chunks: int = 0
     update: Literal["overwrite", "fusion"] = "overwrite"
     repair: Literal["kept", "none"] = "kept"

@@ -64,7 +64,7 @@ def test_what_rows_attend_to_weighs_as_it_does_in_a_full_prefill() -> None:
 @pytest.mark.parametrize(
     ("sizes", "rows", "kept"),
     [
-        ((1024,) * 16, 14 * 64 + 32, 14 * 64),
+        ((1024,) * 16, 13 * 64 + 32, 13 * 64),
         ((64,) * 2, 128 + 32, 128),
         ((1024,), 32, 9 * 64),
     ],
@@ -82,7 +82,7 @@ def test_repair_decides_how_many_rows_go_through() -> None:
     none, kept = (
         expected_work(Scout(4, ((1, 0),), 4, 1.0, repair=repair), sizes, 64, 32).rows for repair in ("none", "kept")
     )
-    assert none == 32 < kept == 32 + int(0.15 * 64) * 64
+    assert none == 32 < kept == 32 + int(0.17 * 64) * 64
 
 
 def test_only_scout_is_given_up_for_a_full_prefill() -> None:
@@ -163,7 +163,10 @@ def test_the_gate_of_a_model_is_measured() -> None:
     assert isinstance(scout, Scout)
     encoded = [reader.encode(random_tokens(model, 128, seed)) for seed in range(3)]
     few, many = ([InMemoryChunk(kv, 64, i == 0) for i, kv in enumerate(encoded[:count])] for count in (1, 3))
-    gate = fit_reuse(reader, scout, lambda: few, lambda: many)
+    # A prefill of few tokens that something else delayed looks as long as one of many: then nothing is learned of both.
+    gates = (fit_reuse(reader, scout, lambda: few, lambda: many) for _ in range(5))
+    gate = next((each for each in gates if each.full.each > 0), None)
+    assert gate is not None, "five times a prefill of three chunks took no longer than that of one"
     assert 0 < gate.full.at(256) < gate.full.at(4096)
     assert gate.full.square == pytest.approx(gate.full.each * model.pair_weight)
     assert gate.sparse.at(100) > 0
