@@ -25,7 +25,8 @@ class Row:
         high: upper end.
         load: None without a store, like `ttft_load`.
         read: None for methods that reuse stored KV.
-        layer_recall: None if no outcome has it.
+        recall: over the questions whose answer's place is known; None if no place is.
+        layer_recall: likewise; None if no outcome has it.
         pgr: performance gap recovered: the share that the method wins of what full wins over no context; None unless
             both were asked and the gap is at least LEAST_GAP.
     """
@@ -37,7 +38,7 @@ class Row:
     delta: float | None
     low: float | None
     high: float | None
-    recall: float
+    recall: float | None
     middle: float
     sequence: float
     recompute: float
@@ -96,17 +97,19 @@ def markdown_by_set(tables: Mapping[str, Sequence[Row]]) -> str:
 
 def _row(method: str, answered: Sequence[QualityOutcome], full: dict[tuple[int, int], float]) -> Row:
     figures = [outcome.figures for outcome in answered]
-    names = ("em", "f1", "recall", "middle", "sequence", "recompute", "stopped", "kv")
+    known = [outcome.figures for outcome in answered if outcome.question.span is not None]
+    names = ("em", "f1", "middle", "sequence", "recompute", "stopped", "kv")
     means = {name: statistics.fmean(getattr(f, name) for f in figures) for name in names}
     loads = [f.load for f in figures if f.load is not None]
     times = [f.ttft_load for f in figures if f.ttft_load is not None]
-    by_layer = [f.layer_recall for f in figures if f.layer_recall is not None]
+    by_layer = [f.layer_recall for f in known if f.layer_recall is not None]
     read = [f.read for f in figures if f.read is not None]
     differences = [outcome.figures.f1 - full[outcome.at] for outcome in answered if outcome.at in full]
     low, high = interval(differences) if differences else (None, None)
     return Row(
         method=method,
         questions=len(figures),
+        recall=statistics.fmean(f.recall for f in known) if known else None,
         delta=statistics.fmean(differences) if differences else None,
         low=low,
         high=high,

@@ -8,10 +8,10 @@ from benchmarks.plot import check_plot, plot
 from ragkv.errors import InputError
 from ragkv.evaluation.quality_figures import QualityFigures, QualityOutcome
 from ragkv.evaluation.score import interval
-from ragkv.evaluation.sets import SetQuestion
+from ragkv.evaluation.sets import GoldSpan, SetQuestion
 from ragkv.evaluation.table import by_set, markdown, markdown_by_set, rows
 
-ASKED = SetQuestion("?", ("x",), "one")
+ASKED = SetQuestion("?", ("x",), "one", GoldSpan(0, 0, 1))
 
 
 def outcome(method, number, f1, ttft=10.0, **changes):
@@ -68,6 +68,14 @@ def test_recall_by_layer_is_that_of_the_outcomes_that_have_it():
     assert rows(told)[0].layer_recall == 0.5
     assert rows([*told, outcome("scout", 2, 1.0, layer_recall=None)])[0].layer_recall == 0.5
     assert rows([outcome("scout", 2, 1.0, layer_recall=None)])[0].layer_recall is None
+
+
+def test_answers_whose_place_is_not_known_count_for_no_recall():
+    found, missed = outcome("scout", 0, 1.0), outcome("scout", 1, 0.0, recall=0.0, layer_recall=0.25)
+    unknown = replace(outcome("scout", 2, 1.0), question=replace(ASKED, span=None))
+    (row,) = rows([found, missed, unknown])
+    assert (row.questions, row.recall, row.layer_recall) == (3, 0.5, 0.5)
+    assert rows([unknown])[0].recall is None, "nothing is known to be found"
 
 
 def test_each_set_of_questions_has_a_table_of_its_own():
