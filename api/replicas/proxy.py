@@ -2,7 +2,8 @@
 
 It refuses heads that can be read in two ways (request_heads.py), because this proxy and a replica would be the two. It
 tells the router what a request is about, and turns the proxy's own errors into those of the API. A replica that ends
-while it works on a request costs a 503 with `Retry-After`, whose repetition another replica answers.
+while it works on a request costs a 503 with `Retry-After`, whose repetition another replica answers. So a response that
+says how long it is goes on when it is complete; a stream goes on as it comes.
 
 Ray loads `middlewares` by its name, which the variable RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH holds (CALLBACK).
 """
@@ -29,6 +30,8 @@ ONE_PLACE = "c-one-place"
 """Key of everything that one replica does for all: the dashboard, whose pages live in its memory, and the metrics."""
 _PARTS = ("v1", "dashboard", "metrics")
 """Parts of paths that tell one from the other, whichever comes first."""
+HELD_BYTES = 2**20
+"""Longest response that is held back until it is complete. A longer one that breaks off stays broken."""
 _RAYS_OWN = "/-/"
 """Paths that Ray's proxy answers itself: its own health and routes."""
 _CONTROLS = ("serve-multiplexed-model-id", "x-request-timeout-seconds", "x-request-disconnect-disabled", SESSION)
@@ -58,7 +61,7 @@ class ReplicaProxyMiddleware:
         _direct(scope)
         if scope["type"] == "websocket":
             return await self.app(scope, receive, send)
-        response = _Response(send)
+        response = _Response(send, scope["method"] == "HEAD")
         try:
             await self.app(scope, receive, response.send)
         except Exception:
@@ -69,23 +72,40 @@ class ReplicaProxyMiddleware:
 
 
 class _Response:
-    """Passes a response on, unless Ray's proxy made it itself. Then nothing is sent."""
+    """Passes a response on, unless Ray's proxy made it itself or it is not complete. Then nothing is sent.
 
-    def __init__(self, send: Send):
+    Attributes:
+        started: Whether anything was sent.
+    """
+
+    def __init__(self, send: Send, is_head: bool):
         self._send = send
+        self._is_head = is_head
+        self._held: list[Message] = []
+        self._missing = 0
+        """Bytes that a response still needs before it is sent; 0 for a stream."""
         self.started = False
 
     async def send(self, message: Message) -> None:
-        """Pass a message on."""
+        """Pass a message on, or keep it until the response is complete."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             if "X-Content-Type-Options" not in headers:  # every response of a replica has it
                 return
-            self.started = True
             if (request_id := headers.get("X-Request-ID")) is not None:
                 headers["X-Request-ID"] = request_id  # the replica's; Ray's proxy adds a second one
-        if self.started:
-            await self._send(message)
+            length = int(headers.get("Content-Length", "0"))
+            has_body = not self._is_head and message["status"] not in (204, 304)
+            self._missing = length if has_body and length <= HELD_BYTES else 0
+        elif not self.started and not self._held:
+            return  # the body of a response that the proxy made
+        self._held.append(message)
+        self._missing -= len(message.get("body", b""))
+        if self._missing <= 0:
+            self.started = True
+            for held in self._held:
+                await self._send(held)
+            self._held.clear()
 
 
 def _direct(scope: Scope) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 
@@ -12,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ragkv.api.middleware.security_headers import SecurityHeadersMiddleware
-from ragkv.api.replicas.proxy import ONE_PLACE, middlewares
+from ragkv.api.replicas.proxy import HELD_BYTES, ONE_PLACE, middlewares
 from ragkv.locality import HEADER, LONGEST, affinity
 
 
@@ -103,15 +104,70 @@ def test_an_error_of_the_proxy_is_one_that_clients_can_retry(proxy: ASGIApp, pat
     assert (body["error"] if "chat" in path else body)["code"] == "replica_lost"
 
 
-def test_a_response_that_breaks_off_is_not_finished_by_the_proxy() -> None:
-    async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"x-content-type-options", b"nosniff"), (b"content-length", b"100")]
+def breaks_off(length: int | None, ends: bool = False) -> ASGIApp:
+    """A replica that is killed after half of a response of `length` bytes, or of a stream (None).
+
+    ends: Ray's proxy ends the response itself; else it raises an error.
+    """
+
+    async def half(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"x-content-type-options", b"nosniff")]
+        headers += [] if length is None else [(b"content-length", str(length).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
-        raise RuntimeError("the replica is gone")
+        if not ends:
+            raise RuntimeError("the replica is gone")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    return half
+
+
+@pytest.mark.parametrize("length", [None, HELD_BYTES + 1])
+def test_a_response_that_breaks_off_is_not_finished_by_the_proxy(length: int | None) -> None:
     with pytest.raises(RuntimeError):
-        _behind(breaks_off).get("/v1/answers")
+        _behind(breaks_off(length)).get("/v1/answers")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("length", [5, HELD_BYTES])
+def test_a_response_of_known_length_that_breaks_off_can_be_asked_for_again(length: int, ends: bool) -> None:
+    response = _behind(breaks_off(length, ends)).get("/v1/answers")
+    assert (response.status_code, response.json()["code"]) == (503, "replica_lost")
+    assert response.headers["retry-after"] == "1"
+
+
+def test_a_stream_goes_on_as_it_comes() -> None:
+    seen = list[str]()
+
+    async def noted(message: Message) -> None:
+        seen.append(message["type"])
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-content-type-options", b"nosniff")]})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        assert seen == ["http.response.start", "http.response.body"]
+        await send({"type": "http.response.body", "body": b"two", "more_body": False})
+
+    (each,) = middlewares()
+    scope = {"type": "http", "method": "GET", "path": "/v1/answers", "headers": []}
+    asyncio.run(each.cls(stream)(scope, _nothing, noted))  # type: ignore[call-arg, arg-type]
+    assert len(seen) == 3
+
+
+def test_a_head_has_the_length_and_no_body() -> None:
+    app = SecurityHeadersMiddleware(Starlette(routes=[Route("/{path:path}", _headers, methods=["GET"])]))
+    response = _behind(app).head("/v1/answers")
+    assert (response.status_code, response.content) == (200, b"")
+    assert int(response.headers["content-length"]) > 0
+
+
+def test_a_response_that_has_not_changed_has_a_length_and_no_body() -> None:
+    app = SecurityHeadersMiddleware(Response(status_code=304, headers={"Content-Length": "9", "ETag": "a"}))
+    assert _behind(app).get("/dashboard").status_code == 304
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
 
 
 def test_errors_of_a_replica_stay_as_they_are(replica: TestClient) -> None:
