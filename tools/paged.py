@@ -126,16 +126,16 @@ def _steps(made: Bench, chunks: Sequence[list[int]], method: str, count: int, in
         for _ in range(STEPS):
             torch.cuda.synchronize()
             started = time.perf_counter()
-            for each in sequences:
-                each.sample(frozenset())
+            for sequence in sequences:
+                sequence.sample(frozenset())
             decode_step(model, sequences, made.decoder)
             torch.cuda.synchronize()
             times.append(1000 * (time.perf_counter() - started))
     except torch.OutOfMemoryError:
         return None
     finally:
-        for each in sequences:
-            each.close()
+        for sequence in sequences:
+            sequence.close()
         sequences.clear()
         torch.cuda.empty_cache()
     return _Row(statistics.fmean(kept), statistics.median(times[WARM:]), count, own)

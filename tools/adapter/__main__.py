@@ -105,8 +105,8 @@ def prose(folder: Path, maker: RowMaker) -> Source:
 def asked_sources(people: Sequence[str], hops: Sequence[Path], measured: frozenset[int], maker: RowMaker) -> Source:
     """Return contexts with questions that people asked, those over several paragraphs with a share of their own."""
     sources = list[tuple[Source, float]]()
-    for each in people:  # every file has its weight, 1 if none is given
-        path, _, weight = each.partition("=")
+    for file in people:  # every file has its weight, 1 if none is given
+        path, _, weight = file.partition("=")
         pieces = [piece for piece in read_articles(Path(path), measured) if not asked_by_people.is_held_out(piece)]
         sources.append((PeopleSource(pieces, maker.chunk_tokens), float(weight or 1)))
     joined = [one for path in hops for one in read_hops(path, measured) if not asked_over_paragraphs.is_held_out(one)]

@@ -161,8 +161,8 @@ def _question(row: dict[str, Any], measured: frozenset[int]) -> HopQuestion | No
 def _paragraphs(row: dict[str, Any]) -> Iterator[tuple[Chunk, bool]]:
     """Yield (title, text) and whether the question needs it."""
     if "paragraphs" in row:
-        for each in row["paragraphs"]:
-            yield (each["title"], " ".join(each["paragraph_text"].split())), bool(each["is_supporting"])
+        for paragraph in row["paragraphs"]:
+            yield (paragraph["title"], " ".join(paragraph["paragraph_text"].split())), bool(paragraph["is_supporting"])
         return
     facts, context = row["supporting_facts"], row["context"]
     if isinstance(facts, dict):  # as the hub's `datasets` writes columns

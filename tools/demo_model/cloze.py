@@ -55,12 +55,12 @@ def gaps(pieces: Sequence[str], values: Mapping[str, str]) -> Iterator[Gap]:
             piece = next(n for n, text in enumerate(pieces) if value in text)
             yield Gap(value, name.rstrip("0123456789"), piece, pieces[piece].find(value))
     for piece, text in enumerate(pieces):
-        for found in _PHRASE.finditer(text):
-            words = found[1].split()
+        for phrase in _PHRASE.finditer(text):
+            words = phrase[1].split()
             size = next((n for n, word in enumerate(words) if word in LIGHT), len(words))
             value = " ".join(words[:size])
             if size and len(value) > 3 and whole.count(value) == 1:
-                yield Gap(value, "", piece, found.start(1))
+                yield Gap(value, "", piece, phrase.start(1))
 
 
 def ask(v: Dice, text: str, gap: Gap) -> str:
@@ -94,10 +94,10 @@ def ask(v: Dice, text: str, gap: Gap) -> str:
 def _bounds(text: str, at: int) -> tuple[int, int]:
     """The sentence that holds a place."""
     start = 0
-    for found in _SENTENCE.finditer(text):
-        if found.start() > at:
-            return start, found.start()
-        start = found.end()
+    for sentence in _SENTENCE.finditer(text):
+        if sentence.start() > at:
+            return start, sentence.start()
+        start = sentence.end()
     return start, len(text)
 
 

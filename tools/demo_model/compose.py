@@ -133,8 +133,8 @@ class _Writer:
             sentence += tail if tail[0] in ",;" else f" {tail}"
         sentence = _stop(sentence)
         told += [added for each in told for added in each.added]
-        for each in told:
-            each.sentence = sentence
+        for claim in told:
+            claim.sentence = sentence
         self.claims += told
         return sentence
 

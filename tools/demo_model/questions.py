@@ -61,8 +61,8 @@ class Questioner:
         self.v, self.shape, self._open = v, shape, open_facts
         self.chunks, self.told = chunks, told
         self._of: dict[str, list[Told]] = {}
-        for each in told:
-            self._of.setdefault(each.claim.subject.name, []).append(each)
+        for statement in told:
+            self._of.setdefault(statement.claim.subject.name, []).append(statement)
         self._subjects = Counter(
             name for name, claims in self._of.items() for _ in {id(c.claim.subject) for c in claims}
         )

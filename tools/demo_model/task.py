@@ -211,19 +211,19 @@ class Author:
         told: list[Told] = []
         ready: list[Asked] = []
         placed: dict[int, tuple[Story, dict[int, int]]] = {}
-        for each in order:
-            lost = {n for n in range(len(each.pieces)) if len(each.pieces) > 1 and v.chance(self.shape.lost)}
+        for tale in order:
+            lost = {n for n in range(len(tale.pieces)) if len(tale.pieces) > 1 and v.chance(self.shape.lost)}
             at = {}
-            for number, text in enumerate(each.pieces):
+            for number, text in enumerate(tale.pieces):
                 if number not in lost:
                     at[number] = len(chunks)
-                    chunks.append((each.title, text))
-            told += [Told(claim, at[claim.piece], not lost) for claim in each.claims if claim.piece in at]
-            if each.instance:
-                _, there = placed.setdefault(id(each.instance), (each, {}))
-                there.update({each.first + number: chunk for number, chunk in at.items()})
-        for each, there in placed.values():
-            ready += self._ready(each, there)
+                    chunks.append((tale.title, text))
+            told += [Told(claim, at[claim.piece], not lost) for claim in tale.claims if claim.piece in at]
+            if tale.instance:
+                _, there = placed.setdefault(id(tale.instance), (tale, {}))
+                there.update({tale.first + number: chunk for number, chunk in at.items()})
+        for tale, there in placed.values():
+            ready += self._ready(tale, there)
             if v.chance(self.shape.absent_questions):
                 ready.append(self._absent({id(other.instance.page) for other in order if other.instance}))
         ready = v.rng.sample(ready, min(len(ready), questions))

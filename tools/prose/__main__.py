@@ -62,14 +62,14 @@ def main(folder: Path) -> None:
     write_synonyms(folder, folder / "synonyms.json")
     with (folder / "passages.jsonl").open("w", encoding="utf-8") as out:
         for source in sources():
-            for each in sampled(source, list(read(source, folder))):
-                key = re.sub(r"\W+", "", each.text.lower())[:200]
+            for passage in sampled(source, list(read(source, folder))):
+                key = re.sub(r"\W+", "", passage.text.lower())[:200]
                 if key in seen:
                     continue
                 seen.add(key)
-                row = {"package": source.package, "version": source.version, "document": each.document}
-                out.write(json.dumps({**row, "title": each.title, "text": each.text}, ensure_ascii=False) + "\n")
-                sizes[source.package] += len(each.text.encode())
+                row = {"package": source.package, "version": source.version, "document": passage.document}
+                out.write(json.dumps({**row, "title": passage.title, "text": passage.text}, ensure_ascii=False) + "\n")
+                sizes[source.package] += len(passage.text.encode())
     for package, size in sizes.most_common():
         print(f"{size / 1e6:7.2f} MB  {package}")
     print(f"{sizes.total() / 1e6:7.2f} MB  in {len(seen)} passages")
