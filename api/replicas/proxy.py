@@ -31,7 +31,7 @@ ONE_PLACE = "c-one-place"
 _PARTS = ("v1", "dashboard", "metrics")
 """Parts of paths that tell one from the other, whichever comes first."""
 HELD_BYTES = 2**20
-"""Longest response that is held back until it is complete. A longer one that breaks off stays broken."""
+"""Longest response that is held back until it is complete, in bytes. A longer one that breaks off stays broken."""
 _RAYS_OWN = "/-/"
 """Paths that Ray's proxy answers itself: its own health and routes."""
 _CONTROLS = ("serve-multiplexed-model-id", "x-request-timeout-seconds", "x-request-disconnect-disabled", SESSION)
@@ -82,8 +82,7 @@ class _Response:
         self._send = send
         self._is_head = is_head
         self._held: list[Message] = []
-        self._missing = 0
-        """Bytes that a response still needs before it is sent; 0 for a stream."""
+        self._missing = 0  # bytes that are awaited before anything is sent; none of a stream
         self.started = False
 
     async def send(self, message: Message) -> None:

@@ -37,10 +37,10 @@ class Team:
         """Replace float tensors by their sums over all processes."""
         if self.size == 1:
             return
-        flat = torch.cat([each.flatten() for each in tensors])
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
         dist.all_reduce(flat)
-        for each, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
-            each.copy_(part.view_as(each))
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
 
     def wait(self) -> None:
         """Wait for all processes."""

@@ -148,9 +148,9 @@ def test_a_stream_goes_on_as_it_comes() -> None:
         assert seen == ["http.response.start", "http.response.body"]
         await send({"type": "http.response.body", "body": b"two", "more_body": False})
 
-    (each,) = middlewares()
+    (middleware,) = middlewares()
     scope = {"type": "http", "method": "GET", "path": "/v1/answers", "headers": []}
-    asyncio.run(each.cls(stream)(scope, _nothing, noted))  # type: ignore[call-arg, arg-type]
+    asyncio.run(middleware.cls(stream)(scope, _nothing, noted))  # type: ignore[call-arg, arg-type]
     assert len(seen) == 3
 
 
