@@ -5,6 +5,7 @@ It is computed from /metrics, as Grafana does: ratios of differences of sums, an
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from ragkv.cli.common import out, printable, settings_from
 from ragkv.errors import Refused, ServiceError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from rich.console import Console, RenderableType
 
     from ragkv.client import Client
@@ -118,8 +121,8 @@ def _refresh(client: Client, record: TopRecord, interval: float, console: Consol
 
     fault = ""
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
+        with _Interrupts() as interrupts, Live(console=console, screen=True, auto_refresh=False) as live:
+            while not interrupts.seen:
                 live.update(frame(record, client.url, fault), refresh=True)
                 time.sleep(interval)
                 try:
@@ -129,6 +132,24 @@ def _refresh(client: Client, record: TopRecord, interval: float, console: Consol
                     fault = str(error)
     except KeyboardInterrupt:
         return
+
+
+class _Interrupts:
+    """Whether Ctrl-C was pressed. Python drops a KeyboardInterrupt that is raised in a finalizer or a callback."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _interrupt(self, number: int, where: FrameType | None) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
 
 
 def frame(record: TopRecord, url: str, fault: str) -> RenderableType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -14,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ragkv.api.middleware.keys import make_key
 from ragkv.cli import run
-from ragkv.cli.top import SPAN, TopRecord, TopSpan, scrape
+from ragkv.cli.top import SPAN, TopRecord, TopSpan, _refresh, scrape
 from ragkv.client import Client
 from ragkv.errors import Refused
 from ragkv.metrics.figures import duration
@@ -116,12 +118,43 @@ def test_the_terminal_has_its_screen_back_after_ctrl_c(asked: Service, interrupt
         program.send_signal(signal.SIGINT)
         shown += written(leader, b"\x1b[?1049l")
         try:
-            assert program.wait(10) == 0
+            assert program.wait(60) == 0
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it goes on after {shown[-2000:]!r}")
         finally:
             program.kill()
     os.close(leader)
     assert b"\x1b[?1049h" in shown
     assert b"since the start" in shown
+
+
+class Finalized:
+    """Is interrupted while it is finalized, where Python prints an exception and goes on."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_in_a_finalizer_ends_it_too(monkeypatch: pytest.MonkeyPatch, interruptible: None) -> None:
+    looks = 0
+
+    def interrupted(client: Client) -> ScrapedMetrics:
+        nonlocal looks
+        looks += 1
+        assert looks < 3, "it goes on"
+        Finalized()
+        return seen(1.0, looks)
+
+    monkeypatch.setitem(_refresh.__globals__, "scrape", interrupted)
+    record = TopRecord()
+    record.add(0.0, seen(1.0, 0))
+    handler = signal.getsignal(signal.SIGINT)
+    with Client("http://127.0.0.1:1") as client:
+        _refresh(client, record, 0.0, Console(file=io.StringIO()))
+    assert looks == 1
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def written(terminal: int, until: bytes) -> bytes:
