@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import __main__ as runner
-from tests.mutants.mutant import ROOT, Mutant, Outcome, all_mutants, apply_patch, read_mutant
+from tests.mutants.mutant import ROOT, Mutant, Outcome, all_mutants, apply_patch, copied_tree, read_mutant
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patches")
 
@@ -48,6 +48,13 @@ def test_a_patch_without_its_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bare.patch").write_text("--- a/ragkv/types.py\n+++ b/ragkv/types.py\n")
     with pytest.raises(ValueError, match="Breaks"):
         read_mutant(tmp_path / "bare.patch")
+
+
+def test_the_copied_tree_imports_what_a_patch_changes() -> None:
+    with copied_tree() as tree:
+        for folder in ("api", "ingest"):
+            (tree / folder / "__init__.py").write_text("CHANGED = True\n")
+            assert (tree / "ragkv" / folder / "__init__.py").read_text() == "CHANGED = True\n"
 
 
 def test_a_patch_whose_code_is_gone_no_longer_applies(tmp_path: Path) -> None:

@@ -109,7 +109,9 @@ def copied_tree() -> Iterator[Path]:
         tree.mkdir()
         for name in COPIED:
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+                # ragkv/api and ragkv/ingest are links: followed, they would be copies that no patch reaches.
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
             else:
                 shutil.copy(ROOT / name, tree / name)
         for name in LINKED:

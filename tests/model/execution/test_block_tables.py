@@ -58,6 +58,16 @@ def test_requests_come_and_go_and_others_stay_as_they_are():
     assert steps(decoder, [chunks.request((0, 2))]) < NEAR
 
 
+def test_other_requests_of_the_same_number_are_read_at_once():
+    """Nothing runs between the two steps: a step without contexts would empty the tables."""
+    chunks = PagedChunks(model := tiny.model(), (13, 8, 21))
+    decoder, before, after = GraphDecoder(model, memory=chunks.memory), chunks.request((2, 1)), chunks.request((0, 2))
+    plain = GraphDecoder(model).decode([after.whole], [11], [after.end])
+    decoder.decode([before.cache], [11], [before.end], [before.context])
+    paged = decoder.decode([after.cache], [11], [after.end], [after.context])
+    assert float((paged - plain).abs().max()) < NEAR
+
+
 @pytest.mark.parametrize("kv_heads", [2, 8])
 def test_more_requests_than_a_unit_serves(kv_heads):
     """Also where each query head has its own kv head, and a mask would have room for fewer requests than a unit."""
