@@ -22,6 +22,7 @@ _WORDS = re.compile(r"[^\W\d_]+(?:[-‐‑][^\W\d_]+)*")
 _SPELT = re.compile(r"[\w-]{3,}")
 _BROKEN_WORD = re.compile(r"\b([^\W\d_]{1,40})‐\n([^\W\d_]{1,40})")
 _FIRST = re.compile(r"\S+")
+_FIGURE = re.compile(r"\d")
 _NEEDS_MORE = set(
     "a about above after an and are as at before below between by de der die du for from had has have in into is la le "
     "more most no not of on only or over per than that the their this to total under until up von was were which with "
@@ -186,6 +187,8 @@ def _is_row(line: str) -> bool:
     """Whether a line is one of a table or of contents: most of it is figures, or dots lead to them."""
     if "...." in line or ". . ." in line:
         return True
+    if not _FIGURE.search(line):
+        return False
     words = line.split()
     figures = sum(word[:1].isdigit() or word[-1:].isdigit() for word in words)
     return figures > 2 and figures >= 0.4 * len(words)
