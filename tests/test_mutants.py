@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import __main__ as runner
-from tests.mutants.mutant import ROOT, Mutant, Outcome, all_mutants, apply_patch, copied_tree, read_mutant
+from tests.mutants import mutant as mutant_module
+from tests.mutants.mutant import ROOT, Mutant, Outcome, all_mutants, apply_patch, copied_tree, read_mutant, run_mutant
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patches")
 
@@ -67,9 +68,15 @@ def test_a_patch_whose_code_is_gone_no_longer_applies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verdicts", "status"),
-    [(("killed", "killed"), 0), (("killed", "survived"), 1), (("no longer applies", "killed"), 1), (("broken",), 1)],
+    [
+        (("killed", "killed"), 0),
+        (("killed", "skipped"), 0),
+        (("killed", "survived"), 1),
+        (("no longer applies", "killed"), 1),
+        (("broken",), 1),
+    ],
 )
-def test_the_runner_fails_unless_every_mutant_is_killed(
+def test_the_runner_fails_unless_every_mutant_that_can_run_is_killed(
     verdicts: tuple[str, ...], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = dict(zip((mutant.name for mutant in MUTANTS), verdicts, strict=False))
@@ -79,7 +86,23 @@ def test_the_runner_fails_unless_every_mutant_is_killed(
     assert runner.main([]) == status
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0].strip() for line in lines[:-1]] == list(given)
-    assert lines[-1] == f"{verdicts.count('killed')} of {len(verdicts)} mutants killed"
+    killed, skipped = verdicts.count("killed"), verdicts.count("skipped")
+    assert lines[-1] == f"{killed} of {len(verdicts)} mutants killed, {skipped} skipped"
+
+
+@pytest.mark.parametrize(
+    ("status", "by", "verdict"),
+    [
+        (1, "tests/a.py::test_b", "killed"),
+        (0, "7 passed in 1.00s", "survived"),
+        (0, "7 passed, 2 skipped in 1.00s", "survived"),
+        (0, "30 skipped in 1.00s", "skipped"),
+        (4, "no tests ran in 1.00s", "broken"),
+    ],
+)
+def test_a_verdict_is_what_the_tests_say(status: int, by: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutant_module, "run_tests", lambda tree, tests: (status, by))
+    assert run_mutant(MUTANTS[0]).verdict == verdict
 
 
 def test_the_runner_fails_if_a_test_fails_without_a_mutant(

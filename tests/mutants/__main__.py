@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -53,9 +54,9 @@ def main(given: Sequence[str] | None = None) -> int:
         for outcome in pool.map(run_mutant, mutants):
             print(row(outcome, width), flush=True)
             outcomes.append(outcome)
-    bad = [outcome for outcome in outcomes if outcome.verdict != "killed"]
-    print(f"{len(outcomes) - len(bad)} of {len(outcomes)} mutants killed")
-    return 1 if bad else 0
+    count = Counter(outcome.verdict for outcome in outcomes)
+    print(f"{count['killed']} of {len(outcomes)} mutants killed, {count['skipped']} skipped")
+    return 0 if count["killed"] + count["skipped"] == len(outcomes) else 1
 
 
 if __name__ == "__main__":

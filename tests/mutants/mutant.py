@@ -59,7 +59,8 @@ class Outcome:
 
     Attributes:
         mutant: The mutant.
-        verdict: `killed`, `survived`, `no longer applies` or `broken` (its tests cannot be run).
+        verdict: `killed`, `survived`, `skipped` (its tests need another machine, such as one with a GPU), `no longer
+            applies` or `broken` (its tests cannot be run).
         by: The first test that failed, or the first line of the message.
     """
 
@@ -145,4 +146,6 @@ def run_mutant(mutant: Mutant) -> Outcome:
         if refused:
             return Outcome(mutant, "no longer applies", refused.splitlines()[0])
         status, by = run_tests(tree, mutant.tests)
+    if status == 0 and " passed" not in by:
+        return Outcome(mutant, "skipped", by)
     return Outcome(mutant, {0: "survived", 1: "killed"}.get(status, "broken"), by)
