@@ -56,8 +56,10 @@ CHECKED := $(filter-out $(LONGER),$(foreach folder,$(FOLDERS),$(wildcard tests/$
 # the engine, whose tests run. tests/test_readme_path.py runs as well; it covers the whole program.
 UNTOUCHED := tests/kernels tests/store tests/sparse tests/catalog tests/metrics tests/admin tests/benchmarks/test_natural.py \
              tests/test_packaging.py tests/test_architecture.py tests/test_mutants.py tests/test_docs.py \
-             tests/test_vocabulary.py tests/api tests/client tests/ingest tests/cli/test_cli.py tests/cli/test_mcp.py \
-             tests/test_program.py tests/test_shutdown.py
+             tests/test_vocabulary.py tests/api tests/client tests/ingest \
+             $(addprefix tests/cli/test_,$(addsuffix .py,before_loading cli doctor_service folder_sync ingest_output mcp top)) \
+             $(addprefix tests/test_,$(addsuffix .py,compose counts crashes deployment errors linear_text locality \
+             normalisation patterns program shutdown stable_names timing))
 
 .PHONY: help demo serve check test soak scale integrations mutants test-oldest lint bench screenshots docs dist lock clean redis chromium curl poppler python
 
