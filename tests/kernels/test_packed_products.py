@@ -89,32 +89,29 @@ def test_modules_that_are_no_plain_linear_ones_are_left_alone():
 SHORT = """
 import resource, torch
 from torch import nn
-from ragkv.kernels.packed_products import PackedLinear, supports_packing
+from ragkv.kernels.packed_products import PackedLinear
 
 torch.set_num_threads(1)
-linear = nn.Linear(576, 1536, bias=False).bfloat16()
-if supports_packing(linear):
-    packed = PackedLinear(linear)
-    packed(torch.ones(2, 576, dtype=torch.bfloat16))
-    rows = {count: torch.ones(count, 576, dtype=torch.bfloat16) for count in range(9, 80, 7)}
-    mapped = next(line for line in open("/proc/self/status") if line.startswith("VmSize"))
-    unlimited = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (int(mapped.split()[1]) * 1024 + 300_000, unlimited[1]))
-    refused = 0
-    for x in rows.values():
-        try:
-            packed(x)
-        except RuntimeError as error:
-            refused += 1
-    resource.setrlimit(resource.RLIMIT_AS, unlimited)
-    for x in rows.values():
+packed = PackedLinear(nn.Linear(576, 1536, bias=False).bfloat16())
+packed(torch.ones(2, 576, dtype=torch.bfloat16))
+rows = {count: torch.ones(count, 576, dtype=torch.bfloat16) for count in range(9, 80, 7)}
+mapped = next(line for line in open("/proc/self/status") if line.startswith("VmSize"))
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (int(mapped.split()[1]) * 1024 + 300_000, unlimited[1]))
+refused = 0
+for x in rows.values():
+    try:
         packed(x)
-    print("refused", refused)
-else:
-    print("refused 1")
+    except RuntimeError as error:
+        refused += 1
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
+for x in rows.values():
+    packed(x)
+print("refused", refused)
 """
 
 
+@packs
 def test_a_thread_in_which_memory_ran_out_multiplies_every_shape_afterwards() -> None:
     done = subprocess.run([sys.executable, "-c", SHORT], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
