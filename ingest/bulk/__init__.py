@@ -2,7 +2,7 @@
 
     listing.py   the files of all sources, in shares; how many documents they are likely to hold
     reading.py   a datasource of Ray Data: it reads and parses the shares on the machine of the command
-    worker.py    an actor with a model of its own: splits, embeds, encodes and stores what it is given
+    actor.py     an actor with a model of its own: splits, embeds, encodes and stores what it is given
     journal.py   an actor that knows which documents are in work, so that the death of a worker loses nothing
     cluster.py   starts Ray on this machine or joins a cluster, and says where workers run
     run.py       joins these, and yields the outcome of every document

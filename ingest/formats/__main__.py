@@ -2,8 +2,8 @@
 
     python -m ragkv.ingest.formats FORMAT LIMIT SECONDS MEMORY OCR_PAGES <file >reply
 
-The reply is one JSON object. Its "kind" is "parsed", with "title", "text" and "metadata", or "invalid" or "large", with
-"words": the message.
+The reply is one JSON object. Its "kind" is "parsed", with "title", "text", "metadata" and "pages", or "invalid" or
+"large", with "words": the message.
 """
 
 from __future__ import annotations

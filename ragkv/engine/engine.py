@@ -57,7 +57,7 @@ class Engine:
         decode_tier: Where keys lie that decoding reads.
         reuse_refused: Why the model must not reuse stored KV (self_test.py); "" when it may.
         reuse_policy: Decides whether stored KV is quicker than a full prefill, where neither the request nor the
-            settings name a method; None where that was not measured, as on a CPU.
+            settings name a method; None where that was not measured.
         chunk_tokens: Tokens of the longest chunk.
         group_tokens: Most tokens of chunks that are encoded together, where a single chunk has no more.
         split_seconds: Seconds of processor time that splitting a MiB of text may take.

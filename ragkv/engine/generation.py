@@ -1,6 +1,6 @@
 """From logits to an answer: sample a token, run one row, until something ends the answer.
 
-A request is a `Sequence`. `generate` (decoding.py) decodes one alone, a `Batch` (batch.py) several, step by step. The
+An answer is a `Sequence`. `generate` (decoding.py) decodes one alone, a `Batch` (batch.py) several, step by step. The
 passes of a sequence with a `Drafter` (drafting.py) have rows for drafted tokens, and give more than one token.
 """
 
@@ -97,7 +97,7 @@ def sample(
 
 
 class Sequence:
-    """One request from its first logits on, as far as it is decoded. State of one request.
+    """One answer from its first logits on, as far as it is decoded. State of one request.
 
     Attributes:
         cache: Holds the rows of all tokens but the last one, and behind them those of `draft`.

@@ -62,6 +62,6 @@ def measure_engine(engine: UnmeasuredEngine, asks: bool) -> EngineMeasurements:
     machine = f"{engine.fingerprint} {model.device_names} {torch.get_num_threads()} {settings.store}"
     costs = measure_costs(engine.prefiller, engine.store, folder, machine)
     if settings.gate and not (settings.method or refused or full_prefill(engine.method)):
-        method, shelf = make_method(engine.method, model), engine.chunks.store(MEASURED)
-        policy = measure_gate(engine.prefiller, shelf, method, costs, folder, machine)
+        method, chunks = make_method(engine.method, model), engine.chunks.store(MEASURED)
+        policy = measure_gate(engine.prefiller, chunks, method, costs, folder, machine)
     return EngineMeasurements(refused, costs, policy)

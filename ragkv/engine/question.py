@@ -1,6 +1,6 @@
 """One question by stages, up to the logits of its first answer token; and, once it is decoded, its answer.
 
-    begin → retrieve → open → plan → load → repair → prefill        `passes`, which yields every pass
+    prepare → retrieve → open → plan → load → repair → prefill        `passes`, which yields every pass
     complete → cite → judge → keep the turn                         `finalize`
 
 The middle stages are those of the session (session_manager.py, stitched_prefill.py).
@@ -78,7 +78,7 @@ class Questions:
         self._engine, self._grammars = engine, Grammars(engine.model)
 
     def passes(self, request: Request) -> Passes[Request]:
-        """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""
+        """Prefill a question as `Engine.prefill` does; yield its passes. What it raises comes before the first."""
         self.prepare(request)
         options = request.options
         with request.timer.step("retrieve"):

@@ -25,7 +25,7 @@ from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
 
 FULL = "full"
-"""Prefill everything. It reads no stored KV, so it is no `Method`: the engine calls `Prefiller.prefill_full`."""
+"""Prefill everything. It reads no stored KV, so it is no `Method`: the engine calls `Prefiller.full_passes`."""
 
 
 @dataclass(frozen=True)

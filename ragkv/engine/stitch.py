@@ -80,7 +80,7 @@ class Stitch:
         Args:
             layer: The layer.
             chunks: Triples of chunk, its token indices [m], and pre-RoPE k and v [m, Hkv, d].
-            key_positions: Where keys are rotated to; None rotates them to their stitched positions.
+            angle: Where keys are rotated to; None rotates them to their stitched positions.
         """
         chunks = [part for part in chunks if part[1]]
         if not chunks:

@@ -143,7 +143,7 @@ class OwnEnds:
     """
 
     def __init__(self, weights: Any):
-        """Wrap a *ForCausalLM whose attention is ours; see `use_own_layers`."""
+        """Wrap a *ForCausalLM whose attention is ours (`own_layers`)."""
         name = norm_name(weights.model)
         self.norm = getattr(weights.model, name)
         self._before = copy_with(weights.model, layers=nn.ModuleList(), **{name: nn.Identity()})

@@ -4,6 +4,7 @@ A method decides how stored chunks become one context cache. It sees tensors onl
 
     screen(found)                   which of the retrieved chunks join the context, where the method limits their number
     composite_blocks(pieces)        which blocks the composite pass reads; empty if the method needs no query
+    composite_layers(layers)        how many layers that pass runs
     plan(pieces, queries, read)     which blocks are kept per layer, which of their tokens are recomputed, and how
 
 Blocks and tokens are numbered inside their chunk. A chunk is SamKV's "document".

@@ -51,7 +51,8 @@ class LaunchedStep:
         return all(cache is not None and _has_room(cache) for cache in (alive() for alive in self.caches))
 
     def run_ahead(self, tokens: Tensor, known: Callable[[], Sequence[int]]) -> StepAhead | None:
-        """Launch the next step with tokens [W] int64 on the device; None where the caches have no room for it.
+        """Launch the next step with tokens [W] int64 on the device; None where the caches have no room for it, or its
+        graph is gone.
 
         Args:
             tokens: of the requests, in their order.
