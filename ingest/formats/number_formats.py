@@ -28,9 +28,17 @@ _LATEST = 2_958_466
 """First serial number behind the year 9999."""
 _LEAP = 60
 """The serial number of 29 February 1900, a day that only spreadsheets know."""
+_EXACT = 10**15
+"""Whole numbers from here on have more than the 15 digits that others are rounded to."""
+_GREATEST = 10**20
+"""Numbers from here on are written with an exponent."""
 _MONTH = 32
 _DAYS = re.compile(r"dd?(?=h)(?!.*[ye])")
 """Letters of days and hours without months and years: how long something took, up to the days of a month."""
+_NAME = re.compile("d{3,4}|m{3,4}")
+"""Letters of a day of the week, or of a month, alone."""
+_PERIOD = re.compile("[ye]+m*|m+[ye]+")
+"""Letters of a year, or of a month of one."""
 _LONGEST = 255
 """Characters of a format that are read. Programs allow no more."""
 _BUILT_IN = {
@@ -52,7 +60,7 @@ _BUILT_IN = {
     22: "yyyy-mm-dd h:mm",
     45: "mm:ss",
     46: "[h]:mm:ss",
-    47: "mm:ss",
+    47: "mm:ss.0",
 }
 
 
@@ -66,6 +74,9 @@ class NumberFormat:
 
     def __init__(self, code: str):
         self._sections = [read_section(part) for part in split_format(code[:_LONGEST])] if code else []
+        self._of_text = next((section for section in self._sections[:4] if section.has_text), None)
+        if len(self._sections) > 1 and self._of_text is self._sections[-1]:
+            self._sections.pop()
 
     def shown(self, number: float, epoch: datetime) -> str:
         """Return a number as it is shown, empty where it is not. epoch: the day 0 of the workbook."""
@@ -77,7 +88,7 @@ class NumberFormat:
         if section.kind in ("date", "elapsed"):
             return _moment(section, number, epoch)
         if section.kind == "text":
-            return section.before if section.before.strip() or not section.has_text else f"{number:.15g}"
+            return _with_text(section, f"{number:.15g}") if section.has_text else section.before
         text = f"{abs(number):.15g}" if section.kind == "general" else _digits(section, abs(number))
         sign = "-" if number < 0 and text.strip("0.,%") and not self._says_so(section) else ""
         return sign + _around(section, text, number < 0)
@@ -92,11 +103,8 @@ class NumberFormat:
     def text(self, text: str) -> str:
         """Return a text as it is shown."""
         if len(self._sections) > 3:
-            section = self._sections[3]
-            return "" if section.kind == "hidden" else _with_text(section, text)
-        if len(self._sections) == 1 and self._sections[0].has_text:
-            return _with_text(self._sections[0], text)
-        return text
+            return "" if self._sections[3].kind == "hidden" else text
+        return _with_text(self._of_text, text) if self._of_text is not None else text
 
     def _section_of(self, number: float) -> Section:
         """Return the section of a number."""
@@ -137,13 +145,13 @@ def _digits(section: Section, number: float) -> str:
     """Return the digits of a number that is not negative."""
     if section.is_simple and (plain := _plain(section, number)):
         return plain
-    value = Decimal(f"{number:.15g}") * 100**section.percents / 1000**section.thousands
+    value = Decimal(f"{number:.{17 if number >= _EXACT else 15}g}") * 100**section.percents / 1000**section.thousands
     if section.divisor.strip("/"):
         return _fraction(section, value)
     decimals = section.decimals or ""
     if section.exponent:
         return f"{value:.{len(decimals)}E}"
-    if abs(value) >= 10**15:
+    if abs(value) >= _GREATEST:
         return f"{number:.15g}"
     rounded = f"{value.quantize(Decimal(1).scaleb(-len(decimals)), ROUND_HALF_UP):f}"
     whole, _, part = rounded.partition(".")
@@ -199,7 +207,7 @@ def _fraction(section: Section, value: Decimal) -> str:
 
 
 def _moment(section: Section, number: float, epoch: datetime) -> str:
-    """Return a date, a time or both, or how long something took. Times are rounded to seconds."""
+    """Return a date, a time or both, or how long something took. Seconds have the parts that the format shows."""
     dates = section.dates
     if section.kind == "elapsed":
         return _elapsed(section, number)
@@ -209,23 +217,35 @@ def _moment(section: Section, number: float, epoch: datetime) -> str:
         return _elapsed(section, number)
     has_time = "h" in dates or "s" in dates
     has_date = "y" in dates or "d" in dates or "e" in dates or not has_time
+    if _NAME.fullmatch(dates):
+        return f"{epoch + timedelta(days=int(number)):{'%A' if 'd' in dates else '%B'}}"
     if 0 < number < _LEAP and epoch.year < 1900 and has_date:
         number += number >= 1
-    moment = epoch + timedelta(seconds=round(number * 86400))
+    seconds, part = _seconds(section, number)
+    moment = epoch + timedelta(seconds=seconds)
     if has_date and (number >= 1 or not has_time):
-        return moment.isoformat(" ") if moment.hour or moment.minute or moment.second else moment.date().isoformat()
+        if _PERIOD.fullmatch(dates):  # a month or a year
+            return f"{moment.year}-{moment.month:02}" if "m" in dates else str(moment.year)
+        is_day = not (moment.hour or moment.minute or moment.second)
+        return moment.date().isoformat() if is_day else f"{moment.isoformat(' ')}{part}"
     if "h" not in dates:
-        return moment.strftime("%M:%S" if "m" in dates else "%S")
-    return moment.strftime("%H:%M:%S" if "s" in dates or has_date else "%H:%M")
+        return f"{moment:{'%M:%S' if 'm' in dates else '%S'}}{part}"
+    return f"{moment:%H:%M:%S}{part}" if "s" in dates or has_date else f"{moment:%H:%M}"
+
+
+def _seconds(section: Section, number: float) -> tuple[int, str]:
+    """Return days as seconds, rounded to what the format shows, and what follows their point: `.35`."""
+    whole, _, part = f"{abs(number) * 86400:.{section.parts}f}".partition(".")
+    return int(whole), f".{part}" if part.strip("0") else ""
 
 
 def _elapsed(section: Section, number: float) -> str:
     """Return how long something took: `36:00`. The first letters count all of it, the others what is left."""
-    left = round(abs(number) * 86400)
+    left, part = _seconds(section, number)
     says_so = any("-" in words for words in section.spans[::2])
     parts = ["-" if number < 0 and left and not says_so else ""]
     for words, letters in zip(section.spans[::2], section.spans[1::2], strict=True):
         unit = {"d": 86400, "h": 3600, "m": 60, "s": 1}.get(letters[0], 0)
         count, left = divmod(left, unit) if unit else (0, left)
         parts += [words, str(count).zfill(2 if words == ":" else len(letters)) if unit else ""]
-    return "".join([*parts, section.behind]).strip()
+    return "".join([*parts, part, section.behind]).strip()

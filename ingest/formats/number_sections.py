@@ -10,6 +10,7 @@ _PART = re.compile(
     r'"([^"]*+)"|\\(.)|_.|\*.|\[([^\[\]]*+)\]|([0#?]+)|(E[+-])|(general)|(am/pm|a/p)|([ymdhse]+)|(.)', re.I | re.S
 )
 _CONDITION = re.compile(r"(<=|>=|<>|<|>|=)\s*(-?[\d.]+)")
+_PLACE = re.compile("[0-9#?]")
 _ELAPSED = re.compile(r"h+|m+|s+", re.IGNORECASE)
 
 
@@ -24,6 +25,7 @@ class Section:
         blanks: Placeholders and the words between them, where there are such words.
         dates: The letters of a date or a time.
         spans: Words and letters of a time in turn.
+        parts: How many digits a second has behind its point.
         percents, thousands: How often the number is taken times 100 and divided by 1000.
         condition: Which numbers it is for, if it says so.
         has_text: Whether it is for text, too.
@@ -36,7 +38,7 @@ class Section:
         self.decimals: str | None = None
         self.blanks: list[str] = []
         self.spans: list[str] = []
-        self.percents = self.thousands = 0
+        self.parts = self.percents = self.thousands = 0
         self.condition: tuple[str, float] | None = None
         self.has_text = self.is_simple = False
 
@@ -82,7 +84,7 @@ def read_section(code: str) -> Section:
         elif other == "%":
             section.percents += 1
             words.append("%")
-        elif other == "/" and digits:
+        elif other == "/" and digits and _PLACE.match(code, match.end()):
             section.divisor = "/"
         elif section.divisor and other and other in "0123456789":
             section.divisor = section.divisor.strip("/") + other
@@ -108,10 +110,12 @@ def _bracket(section: Section, text: str) -> str:
 
 def _hold(section: Section, holders: str, words: list[str], digits: bool) -> None:
     """Take placeholders of digits. words: those since the last ones, which are emptied."""
-    section.thousands = 0  # commas between digits group them
+    if section.decimals is None:
+        section.thousands = 0  # commas between digits group them
     if section.kind in ("date", "elapsed"):
-        if words and words[-1] == ".":  # parts of a second
+        if words and words[-1] in (".", ","):  # parts of a second
             words.pop()
+            section.parts = len(holders)
         return
     section.kind = "number"
     if not digits:

@@ -48,7 +48,7 @@ class Values:
         if kind == "b":
             return "TRUE" if content == "1" else "FALSE"
         if kind == "n":
-            if shown is None and content.isdigit() and len(content) < 15 and content[0] != "0":
+            if shown is None and content.isdigit() and len(content) < 20 and content[0] != "0":
                 return content
             try:
                 number = float(content)
