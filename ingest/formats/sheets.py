@@ -20,6 +20,8 @@ MOST_REPEATED = 64
 _CELL = re.compile(r"([A-Z]{1,3})([0-9]{1,7})")
 _NO_SIZE = 0.1
 """Width of a column, or height of a row, up to which nobody can see it."""
+_FUTURE = re.compile(r"_xl(?:fn|ws|pm|udf)\.")
+"""What stands in files, and nowhere else, before newer functions and their parameters."""
 _ON = ("1", "true")
 
 
@@ -30,9 +32,18 @@ class Values:
         unresolved: How many formulas have no result.
     """
 
-    def __init__(self, strings: list[str], styles: list[CellStyle | None], epoch: datetime):
+    def __init__(self, strings: list[str], styles: list[CellStyle | None], epoch: datetime, is_uncounted: bool = False):
+        """is_uncounted: Whether a formula whose result is 0 may be one that was never calculated."""
         self.unresolved = 0
         self._strings, self._styles, self._epoch = strings, styles, epoch
+        self._nothing = ("", "0") if is_uncounted else ("",)
+
+    def formula(self, formula: str, content: str, kind: str) -> str:
+        """Return a formula that has no result; empty for one that has."""
+        if kind == "str" or content not in self._nothing:
+            return ""
+        self.unresolved += 1
+        return f"={_FUTURE.sub('', formula)}" if formula else "(a formula without a result)"
 
     def read(self, content: str, kind: str, style: int) -> str:
         """Return the text of a cell.
@@ -150,11 +161,10 @@ class Sheet(PartHandler):
     def _end_cell(self) -> None:
         content = self._rich.whole() if self._kind == "inlineStr" else "".join(self._content)
         self._inside = ""
-        if self._formula is not None and not content and self._kind != "str":
-            value = f"={''.join(self._formula)}" if self._formula else "(a formula without a result)"
-            self._values.unresolved += 1
-        else:
-            value = self._values.read(content, self._kind, self._style)
+        value = ""
+        if self._formula is not None:
+            value = self._values.formula("".join(self._formula), content, self._kind)
+        value = value or self._values.read(content, self._kind, self._style)
         self._kind = "n"
         if "\n" in value or "\r" in value:
             value = "\n".join(line.strip() for line in value.splitlines() if line.strip())

@@ -5,8 +5,8 @@
     xl/styles.xml               how cells show their numbers (number_formats.py), and which are struck out
     xl/worksheets/sheet1.xml    rows of cells (c) with values (v)    (sheets.py)
 
-Each row is a paragraph of lines `column: value` (records.py). A formula is its last result; one that has none is kept
-as it is, and the metadata says so. Hidden sheets, rows and columns, errors, charts and macros are left out.
+Each row is a paragraph of lines `column: value` (records.py). A formula is its last result; one that has none, or a 0 in its place, is
+kept as it is, and the metadata says so. Hidden sheets, rows and columns, errors, charts and macros are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _parse(package: Package, limit: int) -> Parsed:
     strings, styles = Strings(), CellStyles()
     package.read(str(folder / "sharedStrings.xml"), strings)
     package.read(str(folder / "styles.xml"), styles)
-    values = Values(strings.found, styles.whole(), workbook.epoch)
+    values = Values(strings.found, styles.whole(), workbook.epoch, workbook.is_uncounted)
     texts, pages, length = list[str](), list[tuple[int, int]](), 0
     for number, (name, link) in enumerate(workbook.sheets, 1):
         sheet = Sheet(values)
@@ -70,15 +70,22 @@ def _parse(package: Package, limit: int) -> Parsed:
 
 
 class _Workbook(PartHandler):
-    """Collects (name, relationship) of the sheets, in order; a hidden sheet has no name."""
+    """Collects (name, relationship) of the sheets, in order; a hidden sheet has no name.
+
+    Attributes:
+        is_uncounted: Whether its formulas have yet to be calculated, as libraries that write workbooks say.
+    """
 
     def __init__(self) -> None:
         self.root, self.sheets, self.epoch = "", list[tuple[str | None, str]](), datetime(1899, 12, 30)
+        self.is_uncounted = False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self.root = self.root or tag
         if tag == "workbookPr" and attributes.get("date1904") in ("1", "true"):
             self.epoch = datetime(1904, 1, 1)
+        elif tag == "calcPr":
+            self.is_uncounted = attributes.get("fullCalcOnLoad") in ("1", "true")
         elif tag == "sheet":
             hidden = attributes.get("state", "visible") != "visible"
             self.sheets.append((None if hidden else attributes.get("name", ""), attributes.get(LINK, "")))

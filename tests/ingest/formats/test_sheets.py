@@ -374,6 +374,17 @@ def test_titles_and_comments_of_a_table_are_no_names(table: str, shown: str) -> 
     assert csv.parse(table.encode(), LIMIT).text == shown
 
 
+def test_a_zero_of_a_workbook_that_was_never_calculated_is_no_result() -> None:
+    made = row("a", "b") + row("<c><f>SUM(B2:B3)</f><v>0</v></c>", "<c><f>_xlfn.XLOOKUP(1,A1:A2,B1:B2)</f><v>5</v></c>")
+    kept = {"properties": '<calcPr calcId="124519" fullCalcOnLoad="1"/>'}
+    uncounted = xlsx.parse(workbook({"S": made}, **kept), LIMIT)  # type: ignore[arg-type]
+    assert uncounted.text == "## S\n\na: =SUM(B2:B3)\nb: 5"
+    assert str(uncounted.metadata["warnings"]).startswith("['1 formulas have no stored result")
+    assert xlsx.parse(workbook({"S": made}), LIMIT).text == "## S\n\na: 0\nb: 5"
+    newer = "<c><f>_xlfn._xlws.SORT(B1)</f></c>"
+    assert text(row("a", "b") + row(newer, "x")) == "a: =SORT(B1)\nb: x"
+
+
 def test_the_time_grows_with_the_sheet() -> None:
     def read(rows: str) -> object:
         areas = merged(*(f"A{at}:C{at + 9000}" for at in range(1, 300)))
