@@ -28,6 +28,9 @@ _SAMPLE = 65536
 _STATED = re.compile(r'"?sep= ?([^\n" ])"?[,;\t| ]*+\n', re.IGNORECASE)
 """How spreadsheets state the delimiter in a line of its own, which some programs fill with delimiters."""
 
+_SPELLED = re.compile(r'="([^"]*)"')
+"""How some programs write a text that looks like a number, so that Excel keeps its zeros: `="01067"`."""
+
 
 def parse(data: bytes, limit: int) -> Parsed:
     """Parse CSV. The first row names the columns, unless it is all numbers: then columns are numbered.
@@ -55,9 +58,9 @@ def _delimiter(text: str) -> str:
     sample = text if len(text) <= _SAMPLE else text[: text.rfind("\n", 0, _SAMPLE) + 1]
     best, most = ",", 0
     for delimiter in DELIMITERS:
-        widths: Counter[int] = Counter()
+        widths, lines = Counter[int](), io.StringIO(sample, newline="")
         try:
-            for row in islice(csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter), SAMPLE_ROWS):
+            for row in islice(csv.reader(lines, delimiter=delimiter, skipinitialspace=True), SAMPLE_ROWS):
                 widths[len(row)] += len(row) > 1
         except csv.Error:
             continue
@@ -69,8 +72,8 @@ def _delimiter(text: str) -> str:
 
 def _rows(text: str, delimiter: str) -> Iterator[SheetRow]:
     """Yield the rows that are not empty, with stripped cells. Raises InvalidDocument."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    line, is_apart = 1, False
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True)
+    line, is_apart, is_spelled = 1, False, '="' in text
     while True:
         try:
             row = next(reader, None)
@@ -80,5 +83,7 @@ def _rows(text: str, delimiter: str) -> Iterator[SheetRow]:
             return
         line = reader.line_num + 1
         if cells := filled(map(str.strip, row)):
+            if is_spelled:
+                cells = {at: _SPELLED.sub(r"\1", cell) if cell[:2] == '="' else cell for at, cell in cells.items()}
             yield SheetRow(cells, is_apart)
         is_apart = not cells

@@ -14,11 +14,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise, takewhile
 
 from ragkv.ingest.formats.base import TextRoom
 from ragkv.ingest.formats.column_words import name_columns
-from ragkv.ingest.formats.sheet_rows import AHEAD, SheetRow, TablesBeside, is_value
+from ragkv.ingest.formats.forms import form_length, form_lines
+from ragkv.ingest.formats.sheet_rows import AHEAD, YEAR, SheetRow, TablesBeside, is_value
 
 TITLE_SHARE = 0.67
 """A row above the names that fills no more than this share of their columns is a title."""
@@ -26,6 +27,8 @@ _ABOVE = 50
 """Rows above an empty one that are compared with those below."""
 _LONGEST_NAME = 60
 """Characters of the name of a column, unless the first row has longer ones."""
+_FIGURES = re.compile(r"[+-]?\d[\d.,]*")
+_REMARK = re.compile(r"[*†‡]|(?:notes?|sources?|remarks?|quellen?|hinweise?|anmerkung(?:en)?)\s*:", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?[.,\s]*+\d[\d.,\s]*+%?")
 
 
@@ -77,11 +80,14 @@ class Records:
         """Write the rows of tables that are above each other."""
         ahead = deque(islice(rows, AHEAD))
         while ahead:
+            taken = 0
             if self._names is None or ahead[0].is_apart:
                 ahead.extend(islice(rows, AHEAD - len(ahead)))
-                for _ in range(self._open_table(ahead)):
+                taken = 0 if self._names else form_length(ahead)
+                self._write_form([ahead.popleft() for _ in range(taken)])
+                for _ in range(0 if taken else self._open_table(ahead)):
                     ahead.popleft()
-            if ahead:
+            if ahead and not taken:
                 self._write_row(ahead.popleft())
             if not ahead:
                 ahead.extend(islice(rows, AHEAD))
@@ -111,13 +117,20 @@ class Records:
         self._above.clear()
         return taken
 
+    def _write_form(self, rows: Sequence[SheetRow]) -> None:
+        """Write rows of labels and their values."""
+        if rows:
+            self.paragraphs.append(self._room.take("\n".join(map(form_lines, rows))))
+            self.count += len(rows)
+
     def _write_title(self, row: SheetRow) -> None:
         cells = (_lines(cell) for at, cell in row.cells.items() if at not in row.repeated)
         self.paragraphs.append(self._room.take(" | ".join(cells)))
 
     def _write_row(self, row: SheetRow) -> None:
         cells = row.cells
-        if self._names is None or (row.is_single and self._names and (row.repeated or _is_comment(cells))):
+        is_said = row.is_single and (row.repeated or _is_comment(cells))
+        if self._names is None or (self._names and (is_said or (len(self._names) > 1 and _is_remark(row)))):
             self._write_title(row)
             return
         if cells == self._header.cells:  # names that are printed on each page
@@ -143,6 +156,8 @@ def _first_header(ahead: Sequence[SheetRow], single: bool) -> int | None:
         following = ahead[at + 1] if at + 1 < len(ahead) else None
         if _is_comment(row.cells) and following is not None and len(row.cells) != len(following.cells):
             continue
+        if at and not row.is_single and form_length(list(islice(ahead, at, None))):
+            return None
         if row.is_single:
             if single and not any(_is_names(ahead, later) for later in range(at + 1, len(ahead))):
                 return at if _names(row) else None
@@ -154,8 +169,26 @@ def _first_header(ahead: Sequence[SheetRow], single: bool) -> int | None:
             continue
         if following is not None and _is_title(row, following, not at or row.is_apart, at + 2 < len(ahead)):
             continue
-        return at
+        return None if _is_row(row, list(islice(ahead, at + 1, None))) else at
     return None
+
+
+def _is_row(row: SheetRow, below: Sequence[SheetRow]) -> bool:
+    """Whether the first row of a table has values like those below it, and no names."""
+    block = list(takewhile(lambda other: not other.is_apart, below))
+    values = {at: cell for at, cell in row.cells.items() if is_value(cell) and not YEAR.fullmatch(cell)}
+    if not values or not block or name_columns(row.cells.values()) or not row.is_styled_like(block):
+        return False
+    numbers = [int(cell) for cell in values.values() if cell.isdecimal()]
+    steps = {right - left for left, right in pairwise(numbers)}
+    if len(numbers) == len(values) and (steps == {1} or (len(numbers) > 2 and len(steps) == 1)):  # hours, sizes
+        return False
+    return all(_figures(other.cells.get(at, "")) == _figures(cell) for at, cell in values.items() for other in block)
+
+
+def _figures(cell: str) -> str:
+    """Return how a value is written, whatever its figures are: a date, a number, one with a unit."""
+    return _FIGURES.sub("0", cell)
 
 
 def _is_names(ahead: Sequence[SheetRow], at: int) -> bool:
@@ -237,6 +270,9 @@ def _is_second(header: SheetRow, below: SheetRow) -> bool:
         spanned = header.repeated | {column - 1 for column in header.repeated}
         others = (column for column in lower if column not in spanned)
         return header.repeated <= lower.keys() and all(upper.get(at, lower[at]) == lower[at] for at in others)
+    twins = {at for at, name in upper.items() if at and upper.get(at - 1) == name}
+    if twins and min(lower) > min(upper):  # names that were repeated where cells had been merged
+        return lower.keys() == twins | {at - 1 for at in twins}
     missing = lower.keys() - upper.keys()
     return bool(missing) and min(lower) > min(upper) and all(at in missing or at + 1 in missing for at in lower)
 
@@ -257,3 +293,8 @@ def _names(row: SheetRow) -> list[str]:
 
 def _is_comment(cells: Mapping[int, str]) -> bool:
     return cells.get(0, "").startswith("#")
+
+
+def _is_remark(row: SheetRow) -> bool:
+    """Whether a row is one text that says something of the table: `Source: the office`, `* estimated`."""
+    return row.is_single and _REMARK.match(next(iter(row.cells.values()))) is not None

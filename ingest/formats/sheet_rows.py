@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 AHEAD = 12
 """Rows that are looked at to find the names of columns, and tables beside each other."""
+YEAR = re.compile(r"(?:19|20)\d\d")
+"""A number that names a column as well as any word does."""
 _VALUE = re.compile(r"[+-]?[$€£¥]?\s?[\d.,][\d.,:/\s%-]*+(?:[^\W\d_]{1,4}|[$€£¥])?\.?")
 
 
@@ -45,6 +47,10 @@ class SheetRow(NamedTuple):
     def is_text(self) -> bool:
         """Whether none of its cells is a number or a date."""
         return not any(map(is_value, self.cells.values()))
+
+    def is_styled_like(self, others: Iterable[SheetRow]) -> bool:
+        """Whether one of these rows has the same style; rows without styles have."""
+        return any(other.style == self.style for other in others)
 
     def part(self, first: int, end: int, is_apart: bool) -> SheetRow:
         """Return the cells from a column on, and before another one."""
@@ -119,6 +125,8 @@ def _is_apart(block: Sequence[SheetRow], edge: int, is_new: bool) -> bool:
     parts = [(row.part(0, edge, False), row.part(edge, 1 << 20, False)) for row in block]
     names = [next((at for at, part in enumerate(side) if len(part.cells) > 1), -1) for side in zip(*parts, strict=True)]
     left, right = names
+    if is_new and left >= 0 and right >= 0 and _are_sums([part for _, part in parts]):
+        return True
     if right < 0 or not parts[right][1].is_text or (is_new and left < 0):
         return False
     below = [part for _, part in parts[right + 1 :]]
@@ -133,6 +141,16 @@ def _is_apart(block: Sequence[SheetRow], edge: int, is_new: bool) -> bool:
         return False
     ends = [max(at for at, part in enumerate(side) if part.cells) for side in zip(*parts, strict=True)]
     return bool({*own} & {*other}) or _has_titles(parts[:right], edge) or ends[0] != ends[1]
+
+
+def _are_sums(rows: Sequence[SheetRow]) -> bool:
+    """Whether rows beside a table have a label and a number each, from the row of its names on: `Total   11`."""
+    filled = [list(row.cells.values()) for row in rows if row.cells]
+    return (
+        len(filled[0]) == 2
+        and not YEAR.fullmatch(filled[0][1])
+        and all(len(cells) == 2 and not is_value(cells[0]) and is_value(cells[1]) for cells in filled)
+    )
 
 
 def _has_keys(rows: Sequence[SheetRow], column: int) -> bool:

@@ -5,8 +5,9 @@
     xl/styles.xml               how cells show their numbers (number_formats.py), and which are struck out
     xl/worksheets/sheet1.xml    rows of cells (c) with values (v)    (sheets.py)
 
-Each row is a paragraph of lines `column: value` (records.py). A formula is its last result; one that has none, or a 0 in its place, is
-kept as it is, and the metadata says so. Hidden sheets, rows and columns, errors, charts and macros are left out.
+Each row is a paragraph of lines `column: value` (records.py). A formula is its last result; one that has none, or a 0
+in its place, is kept as it is, and the metadata says so. Hidden sheets, rows and columns, errors, charts and macros are
+left out.
 """
 
 from __future__ import annotations
