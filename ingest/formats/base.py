@@ -86,6 +86,7 @@ class TextBlocks:
         """Where in the document the parser is. `joined` can leave places out."""
         self._room = TextRoom(limit)
         self._parts: list[str] = []
+        self._aside: list[tuple[str, list[str]]] = []
         self._mark = ""
         self._blocks: list[TextBlock] = []
         self._rows: list[list[Cell]] = []
@@ -121,6 +122,16 @@ class TextBlocks:
             return
         self._add(deque([TextBlock(self._mark, text, self.place)]))
         self._mark = ""
+
+    def set_aside(self) -> None:
+        """Put the open block aside for those of a box in it, which come before it."""
+        self._aside.append((self._mark, self._parts))
+        self._mark, self._parts = "", []
+
+    def resume(self) -> None:
+        """Go on with the block that was put aside."""
+        self.pause()
+        self._mark, self._parts = self._aside.pop()
 
     def open_table(self) -> None:
         """Begin a table."""

@@ -34,7 +34,8 @@ _UNSEEN = {"Fallback", "moveFrom", "del", "rt", "pPrChange", "rPrChange", "tblPr
 """Elements that are skipped: a second copy of a drawing for older programs, text that was taken out or moved away, how
 words are pronounced, and how a changed part looked before."""
 _TAKEN_OUT = {"del", "moveFrom"}
-"""What stands in the properties of a paragraph whose end was taken out: it goes on in the next one."""
+"""What stands in the properties of a paragraph whose end was taken out: it goes on in the next one. So does one whose
+end is hidden, and the large letter that begins a text."""
 _TABLE = {"tbl", "tr", "tc", "gridBefore", "gridSpan", "vMerge", "hMerge"}
 _OF_PARAGRAPHS = {"outlineLvl", "numPr", "ilvl", "numId"}
 _PROPERTIES = {"pStyle", "rStyle", "vertAlign", "position", "strike", "dstrike", "vanish", "rFonts", *_OF_PARAGRAPHS}
@@ -83,6 +84,7 @@ class _Body(PartHandler):
         self._choices: list[str] | None = None
         self._chosen = 0
         self._in_properties = self._is_joined = False
+        self._around: list[tuple[Style, Style, bool, bool]] = []
         self._notes: dict[tuple[str, str], str] = {}
         self._note = ""
 
@@ -118,7 +120,8 @@ class _Body(PartHandler):
                 self._run, self._raised = self._paragraph, False
             case "pPr":
                 self._in_properties = False
-                self.blocks.mark(self._mark())
+                if not self._is_joined:  # else the mark is that of the next one
+                    self.blocks.mark(self._mark())
             case "checkBox" if self._box is not None:
                 self.blocks.write(TICKED if self._box else EMPTY)
                 self._box = None
@@ -128,6 +131,9 @@ class _Body(PartHandler):
                 self._choices = None
             case "p" if not self._is_joined:
                 self._begin()
+            case "txbxContent" if self._around:
+                self._paragraph, self._run, self._raised, self._is_joined = self._around.pop()
+                self.blocks.resume()
             case "tr":
                 self.blocks.close_row()
             case "tbl":
@@ -151,6 +157,14 @@ class _Body(PartHandler):
                 self._run = self._paragraph
             case "t":
                 self._text = True
+            case "txbxContent":
+                self._around.append((self._paragraph, self._run, self._raised, self._is_joined))
+                self._raised = self._is_joined = False
+                self.blocks.set_aside()
+            case "specVanish":  # the end of a heading, which the text follows in its line
+                self._is_joined = False
+            case "framePr" if attributes.get("dropCap", "none") != "none":
+                self._is_joined = True
             case "tab" | "ptab":
                 self.blocks.write("\t")
             case "br" | "cr":
@@ -188,6 +202,8 @@ class _Body(PartHandler):
             self._paragraph = self._run = self._paragraph.told(tag, attributes)
         else:
             self._run = self._run.told(tag, attributes)
+            if self._in_properties and tag == "vanish":
+                self._is_joined |= is_on(attributes)
 
     def _start_table(self, tag: str, attributes: Mapping[str, str]) -> None:
         value = attributes.get("val", "")

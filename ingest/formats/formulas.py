@@ -108,7 +108,7 @@ def _row(element: _Element) -> str:
             parts += [" ", text, " "] if last else [text, " "]
             last, before = " ", ""
             continue
-        if apart and (_are_words(last, text) or role in _APART or _RULES.get(before) is _scripts):
+        if apart and (_are_words(last, text) or role in _APART or before in _APART or _RULES.get(before) is _scripts):
             parts.append(" ")
         parts.append(text)
         last, before = text, role
@@ -216,13 +216,17 @@ def _cells(element: _Element) -> str:
 
 
 def _lines(element: _Element) -> str:
-    return "; ".join(piece.text for piece in element.pieces if piece.text)
+    """Return lines of Office, without the marks where they are aligned and where their number begins."""
+    lines = (piece.text.replace("&", "").replace("#", " ") for piece in element.pieces if piece.text)
+    return "; ".join(" ".join(line.split()) for line in lines)
 
 
 def _fence(element: _Element) -> str:
     values = element.values
     left, right = values.get("begChr", values.get("open", "(")), values.get("endChr", values.get("close", ")"))
-    inner = values.get("sepChr", ", ").join(piece.text for piece in element.pieces if piece.text)
+    inner = values.get("sepChr", "|" if element.tag == "d" else ", ").join(
+        piece.text for piece in element.pieces if piece.text
+    )
     if inner.startswith("[") and inner.endswith("]") and "; " in inner and left in ("(", "["):
         return inner  # a matrix has brackets already
     return left.strip() + inner + right.strip()

@@ -10,6 +10,10 @@ _ROMAN |= {9: "ix", 5: "v", 4: "iv", 1: "i"}
 _STYLE = re.compile(r"list-style(?:-type)?\s*:\s*([a-z-]+)")
 _STYLES = {"lower-alpha": "a", "lower-latin": "a", "upper-alpha": "A", "upper-latin": "A"}
 _STYLES |= {"lower-roman": "i", "upper-roman": "I", "decimal": "1", "decimal-leading-zero": "01"}
+_WORDS = {
+    "one": "One Two Three Four Five Six Seven Eight Nine Ten Eleven Twelve".split(),
+    "first": "First Second Third Fourth Fifth Sixth Seventh Eighth Ninth Tenth Eleventh Twelfth".split(),
+}
 _LARGEST = 1_000_000
 """Greatest number of an item that is believed."""
 
@@ -29,9 +33,16 @@ def whole(text: str | None, otherwise: int) -> int:
 
 
 def written(number: int, kind: str) -> str:
-    """Return a number as a list shows it. kind: `a`, `A`, `i`, `I`, `01` or any other for digits."""
+    """Return a number as a list shows it.
+
+    kind: `a`, `A`, `i`, `I`, `01`, `1st`, `one`, `first`, an empty text for no number, or any other for digits.
+    """
     if kind == "01":
         return f"{number:02}"
+    if kind in _WORDS and 0 < number <= len(_WORDS[kind]):
+        return _WORDS[kind][number - 1]
+    if kind in ("1st", "first"):
+        return f"{number}{_ordinal(number)}"
     if kind in ("a", "A") and 0 < number <= _LARGEST:
         text = _letters(number)
         return text.upper() if kind == "A" else text
@@ -41,7 +52,12 @@ def written(number: int, kind: str) -> str:
             while number >= value:
                 text, number = text + letters, number - value
         return text.upper() if kind == "I" else text
-    return str(number)
+    return str(number) if kind else ""
+
+
+def _ordinal(number: int) -> str:
+    """Return the ending of an ordinal number in English."""
+    return "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
 def _letters(number: int) -> str:

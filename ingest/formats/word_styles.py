@@ -14,6 +14,7 @@ LEVELS = frozenset("012345678")
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
 _PLACE = re.compile(r"%([1-9])")
 _KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I", "decimalZero": "01"}
+_KINDS |= {"none": "", "ordinal": "1st", "cardinalText": "one", "ordinalText": "first"}
 _BULLET = "- "
 _NO_LIST = "0"
 _OFF = 2
@@ -48,7 +49,8 @@ class Style(NamedTuple):
 
     def over(self, upper: Style) -> Style:
         """Return this style with what another one says instead."""
-        return Style._make(own if other is None else other for own, other in zip(self, upper, strict=True))
+        both = Style._make(own if other is None else other for own, other in zip(self, upper, strict=True))
+        return both._replace(list=self.list or "") if upper.list == "" else both
 
     def told(self, tag: str, attributes: Mapping[str, str]) -> Style:
         """Return this style with what a property says."""
@@ -134,24 +136,37 @@ class Styles(PartHandler):
 
 
 class _Level:
-    """A level of a list: its first number, how it is written, and the text around it (`%1.%2`)."""
+    """A level of a list.
+
+    Attributes:
+        start: Its first number.
+        kind: How it is written.
+        text: The text around it (`%1.%2`).
+        is_legal: Whether the numbers of all levels are digits.
+        restart: Number of the level, from 1, after which it begins anew; 0 for none, -1 for each above it.
+    """
 
     def __init__(self) -> None:
         self.start, self.kind, self.text = 1, "decimal", "%1."
+        self.is_legal, self.restart = False, -1
 
 
 class _List:
+    """A list. Its levels may be those of a style, and its counts go on wherever it is used."""
+
     def __init__(self) -> None:
         self.levels: dict[int, _Level] = {}
         self.counts: dict[int, int] = {}
+        self.style = ""
 
 
 class _Use:
-    """A list of the document: the one that it continues, and the levels that begin anew."""
+    """A list of the document: the one that it continues, the levels that begin anew, and those that it has instead."""
 
     def __init__(self) -> None:
         self.abstract = ""
         self.starts: dict[int, int] = {}
+        self.levels: dict[int, _Level] = {}
 
 
 class Numbering(PartHandler):
@@ -159,6 +174,7 @@ class Numbering(PartHandler):
 
     def __init__(self) -> None:
         self._lists: dict[str, _List] = {}
+        self._styles: dict[str, _List] = {}
         self._uses: dict[str, _Use] = {}
         self._open: _List | None = None
         self._level = _Level()
@@ -170,14 +186,15 @@ class Numbering(PartHandler):
         match tag:
             case "abstractNum":
                 self._open = self._lists.setdefault(attributes.get("abstractNumId", ""), _List())
-            case "lvl" if self._open is not None:
-                self._level = self._open.levels.setdefault(whole(attributes.get("ilvl"), 0), _Level())
-            case "start":
-                self._level.start = whole(value, 1)
-            case "numFmt":
-                self._level.kind = value
-            case "lvlText":
-                self._level.text = value
+            case "lvl":
+                levels = self._use.levels if self._open is None else self._open.levels
+                self._level = levels.setdefault(whole(attributes.get("ilvl"), 0), _Level())
+            case "start" | "numFmt" | "lvlText" | "isLgl" | "lvlRestart":
+                self._describe(tag, attributes)
+            case "styleLink" if self._open is not None:
+                self._styles[value] = self._open
+            case "numStyleLink" if self._open is not None:
+                self._open.style = value
             case "num":
                 self._open, self._level = None, _Level()
                 self._use = self._uses.setdefault(attributes.get("numId", ""), _Use())
@@ -188,25 +205,48 @@ class Numbering(PartHandler):
             case "startOverride":
                 self._use.starts[self._overridden] = whole(value, 1)
 
+    def _describe(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Take what is said of the open level."""
+        value = attributes.get("val", "")
+        match tag:
+            case "start":
+                self._level.start = whole(value, 1)
+            case "numFmt":
+                self._level.kind = value
+            case "lvlText":
+                self._level.text = value
+            case "isLgl":
+                self._level.is_legal = is_on(attributes)
+            case "lvlRestart":
+                self._level.restart = whole(value, -1)
+
     def mark(self, name: str | None, level: int | None) -> str:
         """Return the mark of the next item of a list. name: its id; None for no list."""
         if name is None or name == _NO_LIST:
             return ""
         use, at = self._uses.get(name), min(level or 0, 8)
         found = self._lists.get(use.abstract) if use else None
-        if use is None or found is None or at not in found.levels:
+        if found is not None and not found.levels:
+            found = self._styles.get(found.style)
+        levels = {**found.levels, **use.levels} if found and use else {}
+        if use is None or found is None or at not in levels:
             return _BULLET
         start = use.starts.pop(at, None)  # counts once
-        first = found.levels[at].start if start is None else start
+        first = levels[at].start if start is None else start
         found.counts[at] = found.counts[at] + 1 if at in found.counts and start is None else first
         for deeper in [deeper for deeper in found.counts if deeper > at]:
-            del found.counts[deeper]
-        if found.levels[at].kind == "bullet":
+            if (restart := levels.get(deeper, _Level()).restart) < 0 or at < restart:
+                del found.counts[deeper]
+        if levels[at].kind == "bullet":
             return _BULLET
-        text = _PLACE.sub(lambda place: _number(found, int(place[1]) - 1), found.levels[at].text).strip()
+        text = _PLACE.sub(lambda place: _number(found.counts, levels, int(place[1]) - 1, at), levels[at].text).strip()
         return f"{text} " if text else _BULLET
 
 
-def _number(numbered: _List, at: int) -> str:
-    level = numbered.levels.get(at, _Level())
-    return written(numbered.counts.get(at, level.start), _KINDS.get(level.kind, "1"))
+def _number(counts: Mapping[int, int], levels: Mapping[int, _Level], at: int, item: int) -> str:
+    """Return the number of a level in the mark of an item."""
+    level = levels.get(at, _Level())
+    kind = _KINDS.get(level.kind, "1")
+    if levels[item].is_legal and kind != "01":
+        kind = "1"
+    return written(counts.get(at, level.start), kind)

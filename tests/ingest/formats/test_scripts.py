@@ -175,6 +175,9 @@ OFFICE = [
     (f"<m:d><m:dPr><m:begChr m:val='['/><m:endChr m:val=''/></m:dPr><m:e>{term('a')}</m:e></m:d>", "[a"),
     (f"<m:nary><m:naryPr><m:chr m:val='∑'/></m:naryPr><m:sub>{term('i=1')}</m:sub><m:sup>{term('n')}</m:sup>"
      f"<m:e>{term('i')}</m:e></m:nary>", "∑_(i=1)^n i"),
+    (f"{term('P')}<m:d><m:e>{term('A')}</m:e><m:e>{term('B')}</m:e></m:d>", "P(A|B)"),
+    (f"<m:eqArr><m:e>{term('x&amp;=1')}</m:e><m:e>{term('y&amp;=2#(3)')}</m:e></m:eqArr>", "x=1; y=2 (3)"),
+    (f"<m:f><m:num>{term(1)}</m:num><m:den>{term(2)}</m:den></m:f>{term('m')}", "1/2 m"),
     (f"<m:func><m:fName>{term('sin')}</m:fName><m:e>{term('x')}</m:e></m:func>", "sin x"),
 ]  # fmt: skip
 
