@@ -4,7 +4,8 @@
     word/styles.xml        which styles are headings, and of which level; which are lists, raised, struck out, hidden
     word/numbering.xml     how list items and headings are numbered
     word/document.xml      paragraphs (p) of runs (t), tables (tbl, tr, tc), lists (numPr)
-    word/footnotes.xml, word/endnotes.xml    read after it
+    word/diagrams/drawing1.xml    the texts of diagrams (SmartArt), read after it
+    word/footnotes.xml, word/endnotes.xml    read at the end
     docProps/core.xml      the title
 
 Tracked changes read as accepted: deleted text is left out, and inserted text is kept. So is text that is struck out.
@@ -64,6 +65,9 @@ def _parse(package: Package, limit: int) -> Parsed:
     package.read(document, body)
     if body.root != "document":
         raise InvalidDocument("it is no Word document, but another one of an office program")
+    for link in package.links(document).values():
+        if link.kind == "diagramDrawing":
+            package.read(link.target, body)
     for notes in ("footnotes.xml", "endnotes.xml"):
         package.read(str(folder / notes), body)
     title = one_line(package.title()) or one_line(body.blocks.heading())

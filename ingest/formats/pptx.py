@@ -2,6 +2,7 @@
 
     ppt/presentation.xml            the order of the slides
     ppt/slides/slide1.xml           shapes (sp) and tables (tbl) with paragraphs (p) of runs (t); words for pictures
+    ppt/diagrams/drawing1.xml       the texts of a diagram (SmartArt), as they are drawn
     ppt/notesSlides/notesSlide1.xml the speaker's notes
 
 The title of a slide becomes its heading and comes first. Hidden slides, slide numbers, dates, footers, charts and
@@ -10,6 +11,7 @@ pictures are left out, and so is text that is struck out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ragkv.errors import InvalidDocument
@@ -26,6 +28,8 @@ _AROUND = {"sldNum", "dt", "ftr", "hdr", "sldImg"}
 _TABLE = {"tbl", "tr", "tc"}
 _PROPERTIES = {"pPr", "buAutoNum", "rPr", "sym", "latin"}
 _NUMBERS = {"alphaLc": "a", "alphaUc": "A", "romanLc": "i", "romanUc": "I"}
+_SIGN = re.compile(r"[\uf000-\uf0ff]|(?<!\w)[\x80-\xff](?!\w)")
+"""What a font of signs shows where letters have a font of their own: `a à b` is `a → b`."""
 _TITLE, _BODY = "title", "body"
 _BETWEEN = "\n\n"
 
@@ -57,7 +61,8 @@ def _parse(package: Package, limit: int) -> Parsed:
         package.read(name, slide)
         if slide.hidden:
             continue
-        text = without_controls(_BETWEEN.join(filter(None, [slide.whole(), _notes(package, name, room, limit)])))
+        further = _linked(package, name, room, limit)
+        text = without_controls(_BETWEEN.join(filter(None, [slide.whole(), *further])))
         heading = heading or slide.blocks.heading()
         if text:
             pages.append((length, number))
@@ -67,14 +72,14 @@ def _parse(package: Package, limit: int) -> Parsed:
     return Parsed(title, _BETWEEN.join(texts), {"format": "pptx", "slides": len(slides)}, tuple(pages))
 
 
-def _notes(package: Package, slide: str, room: TextRoom, limit: int) -> str:
-    """Return the speaker's notes of a slide."""
-    notes = _Slide(room, limit)
+def _linked(package: Package, slide: str, room: TextRoom, limit: int) -> tuple[str, str]:
+    """Return the text of the diagrams (SmartArt) of a slide, and the speaker's notes."""
+    diagrams, notes = _Slide(room, limit), _Slide(room, limit)
     for link in package.links(slide).values():
-        if link.kind == "notesSlide":
-            package.read(link.target, notes)
+        if link.kind in ("diagramDrawing", "notesSlide"):
+            package.read(link.target, notes if link.kind == "notesSlide" else diagrams)
     text = notes.whole()
-    return f"Notes: {text}" if text else ""
+    return diagrams.whole(), f"Notes: {text}" if text else ""
 
 
 class _Presentation(PartHandler):
@@ -94,12 +99,16 @@ class _Slide(PartHandler):
 
     def __init__(self, room: TextRoom, limit: int):
         self.blocks, self.hidden = TextBlocks(limit), False
+        self.blocks.place = _BODY
         self._room = room
         self._kind, self._unseen, self._text = "", 0, False
         self._mark, self._struck, self._font = "", False, ""
-        self._is_hidden = False
+        self._is_hidden = self._is_mixed = False
+        self._groups = list[bool]()
         self._formulas = OfficeFormulas()
         self._level, self._numbers = 0, dict[int, tuple[str, int]]()
+        self._auto: tuple[str, int] | None = None
+        self._is_filled = False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if self._unseen or tag == "Fallback":  # a second copy of a shape for older programs
@@ -118,10 +127,14 @@ class _Slide(PartHandler):
         match tag:
             case "sld":
                 self.hidden = attributes.get("show") in ("0", "false")
-            case "sp" | "graphicFrame" | "pic":
+            case "grpSp":
+                self._groups.append(any(self._groups[-1:]))
+            case "sp" | "graphicFrame" | "pic" | "cxnSp":
                 self._begin("")
-                self._is_hidden = False
-            case "cNvPr" if attributes.get("hidden") in ("1", "true"):
+                self._is_hidden = any(self._groups[-1:])
+            case "nvGrpSpPr" if self._groups:
+                self._is_hidden = self._groups[-1]
+            case "cNvPr" if self._is_hidden or attributes.get("hidden") in ("1", "true"):
                 self._is_hidden = True
             case "cNvPr" if words := attributes.get("descr", "").strip():
                 self.blocks.write(self._room.take(f"{words} "))
@@ -131,7 +144,8 @@ class _Slide(PartHandler):
                 self.blocks.write(" ")
             case "p":
                 self.blocks.pause()
-                self._level = 0
+                self.blocks.mark("")
+                self._level, self._auto, self._is_filled = 0, None, False
             case "r" | "fld":
                 self._mark, self._struck, self._font = "", False, ""
             case "t":
@@ -144,16 +158,15 @@ class _Slide(PartHandler):
         match tag:
             case "pPr":
                 self._level = whole(attributes.get("lvl"), 0)
-                for deeper in [level for level in self._numbers if level > self._level]:
-                    del self._numbers[deeper]
             case "buAutoNum" if self._kind not in _TITLES:
-                self.blocks.mark(self._number(attributes.get("type", ""), whole(attributes.get("startAt"), 1)))
+                self._auto = attributes.get("type", ""), whole(attributes.get("startAt"), 1)
             case "rPr":
                 raised = whole(attributes.get("baseline", "0").rstrip("%"), 0)
                 self._mark = SUP if raised > 0 else SUB if raised < 0 else ""
                 self._struck = attributes.get("strike", "noStrike") != "noStrike"
             case "sym" | "latin" if is_symbols(attributes.get("typeface", "")):
                 self._font = attributes.get("typeface", "")
+                self._is_mixed = tag == "sym"
 
     def _start_table(self, tag: str, attributes: Mapping[str, str]) -> None:
         if tag == "tbl":
@@ -165,6 +178,16 @@ class _Slide(PartHandler):
             for name, like in (("vMerge", "above"), ("hMerge", "left")):
                 if attributes.get(name) in ("1", "true"):
                     self.blocks.widen_cell(like=like)
+
+    def _count(self) -> None:
+        """Begin to fill a paragraph. One without a number ends the counts of its level, and an empty one has none."""
+        if self._is_filled:
+            return
+        self._is_filled = True
+        for level in [level for level in self._numbers if level >= self._level + (self._auto is not None)]:
+            del self._numbers[level]
+        if self._auto is not None:
+            self.blocks.mark(self._number(*self._auto))
 
     def _number(self, kind: str, start: int) -> str:
         """Return the mark of the next numbered paragraph of this level, such as `2. ` or `b) `."""
@@ -183,6 +206,7 @@ class _Slide(PartHandler):
             self._text = False
         if self._formulas.present is not None:
             if formula := self._formulas.end(tag):
+                self._count()
                 self.blocks.write_formula(self._room.take(formula.whole()))
             return
         match tag:
@@ -190,7 +214,11 @@ class _Slide(PartHandler):
                 self.blocks.close_row()
             case "tbl":
                 self.blocks.close_table()
-            case "sp" | "graphicFrame" | "pic":
+            case "nvGrpSpPr" if self._groups:
+                self._groups[-1] = self._is_hidden
+            case "grpSp":
+                self._groups.pop()
+            case "sp" | "graphicFrame" | "pic" | "cxnSp":
                 self._begin("")
             case "p" if self._kind not in _TITLES:
                 self.blocks.pause()
@@ -200,8 +228,14 @@ class _Slide(PartHandler):
             return
         if self._formulas.present is not None:
             self._formulas.present.text(text)
-        elif not self._struck:
-            shown = signs(self._room.take(text), self._font)
+            return
+        self._count()
+        if not self._struck:
+            shown = self._room.take(text)
+            if self._font and self._is_mixed:  # a font of signs beside one of letters
+                shown = _SIGN.sub(lambda sign: signs(sign[0], self._font), shown)
+            else:
+                shown = signs(shown, self._font)
             self.blocks.write(f"{self._mark}{shown}{END}" if self._mark else shown)
 
     def whole(self) -> str:

@@ -49,6 +49,54 @@ def test_what_is_no_content_of_a_slide_is_left_out() -> None:
     assert (parsed.text, parsed.pages) == ("kept\n\nonce", ((0, 2),))
 
 
+def test_what_is_hidden_in_a_group_is_left_out_and_words_for_pictures_are_read_once() -> None:
+    def group(said: str, inside: str) -> str:
+        return f"<p:grpSp><p:nvGrpSpPr><p:cNvPr {said}/></p:nvGrpSpPr>{inside}</p:grpSp>"
+
+    inner = group("id='3'", shape("GONE"))
+    hidden = group("id='2' hidden='1' descr='GONE'", shape("GONE") + inner + shape("GONE"))
+    line = "<p:cxnSp><p:nvCxnSpPr><p:cNvPr descr='from A to B'/></p:nvCxnSpPr></p:cxnSp>"
+    assert parse(pptx(line + hidden + shape("kept")), LIMIT).text == "from A to B\n\nkept"
+    assert parse(pptx(group("descr='the yard'", shape("a")) + shape("b")), LIMIT).text == "the yard\n\na\n\nb"
+
+
+def test_diagrams_are_read_before_the_notes() -> None:
+    kinds = (("diagramDrawing", "../diagrams/drawing1.xml"), ("notesSlide", "../notesSlides/n0.xml"))
+    drawn = shape("Plan") + shape("Build")
+    parts = {
+        "ppt/slides/_rels/slide1.xml.rels": links(*kinds),
+        "ppt/diagrams/drawing1.xml": f"<d:drawing xmlns:d='d' {NAMES}>{drawn}</d:drawing>".encode(),
+        "ppt/notesSlides/n0.xml": f"<p:notes {NAMES}>{shape('Say who.')}</p:notes>".encode(),
+    }
+    made = pptx(shape("Steps", kind="title"), **parts)
+    assert parse(made, LIMIT).text == "## Steps\n\nPlan\n\nBuild\n\nNotes: Say who."
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        ("1one 1two -plain 1again", "1. one\n2. two\n\nplain\n\n1. again"),
+        ("1one 1 1two", "1. one\n2. two"),
+        ("1one 1~gone 1three", "1. one\n3. three"),
+        ("1one 1~gone -plain", "1. one\n\nplain"),
+    ],
+)
+def test_paragraphs_have_the_numbers_that_powerpoint_shows(lines: str, shown: str) -> None:
+    made = ""
+    for line in lines.split(" "):
+        number = "<a:pPr><a:buAutoNum type='arabicPeriod'/></a:pPr>" if line[0] == "1" else ""
+        struck = " strike='sngStrike'" if "~" in line else ""
+        run = f"<a:r><a:rPr{struck}/><a:t>{line[1:].strip('~')}</a:t></a:r>" if line[1:] else "<a:endParaRPr/>"
+        made += f"<a:p>{number}{run}</a:p>"
+    assert parse(pptx(f"<p:sp><p:txBody>{made}</p:txBody></p:sp>"), LIMIT).text == shown
+
+
+def test_a_font_of_signs_beside_one_of_letters_shows_signs_alone() -> None:
+    font = "<a:rPr><a:latin typeface='Arial'/><a:sym typeface='Wingdings'/></a:rPr>"
+    runs = f"<a:r>{font}<a:t>more \uf0e0 done, x \xe0 déjà</a:t></a:r>"
+    assert parse(pptx(f"<p:sp><a:p>{runs}</a:p></p:sp>"), LIMIT).text == "more → done, x → déjà"
+
+
 def test_links_that_lead_out_of_the_archive_are_not_followed() -> None:
     outside = '<Relationship Id="r1" Type="x/slide" Target="file:///etc/passwd" TargetMode="External"/>'
     up = '<Relationship Id="r2" Type="x/slide" Target="../../../../etc/passwd"/>'

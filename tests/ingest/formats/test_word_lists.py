@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+
 import pytest
 
 from ragkv.ingest.formats import docx
-from tests.ingest.formats import files
+from tests.ingest.formats import files, packages
 
 LIMIT = 100_000
 
@@ -80,3 +83,13 @@ def test_a_paragraph_goes_on_behind_a_box_and_a_large_letter() -> None:
     assert document(heading) == "box\n\na | b\n\n# Yard"
     letter = files.paragraph("T", more="<w:framePr w:dropCap='drop' w:lines='3'/>")
     assert document(letter + files.paragraph("he yard")) == "The yard"
+
+
+def test_diagrams_are_read_behind_the_text() -> None:
+    parts = files.docx(files.paragraph("text"), footnotes=f"<w:footnote>{files.paragraph('note')}</w:footnote>")
+    with zipfile.ZipFile(io.BytesIO(parts)) as opened:
+        read = {name: opened.read(name) for name in opened.namelist()}
+    read["word/_rels/document.xml.rels"] = packages.links(("diagramDrawing", "diagrams/drawing1.xml"))
+    drawn = f"<d:drawing xmlns:d='d' {packages.NAMES}>{packages.shape('Plan')}</d:drawing>"
+    read["word/diagrams/drawing1.xml"] = drawn.encode()
+    assert docx.parse(files.archive(read), LIMIT).text == "text\n\nPlan\n\nnote"
