@@ -14,11 +14,11 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice, pairwise, takewhile
+from itertools import islice
 
 from ragkv.ingest.formats.base import TextRoom
 from ragkv.ingest.formats.column_words import name_columns
-from ragkv.ingest.formats.forms import form_length, form_lines
+from ragkv.ingest.formats.forms import form_length, form_lines, is_note_form, is_row
 from ragkv.ingest.formats.sheet_rows import AHEAD, YEAR, SheetRow, TablesBeside, is_value
 
 TITLE_SHARE = 0.67
@@ -27,7 +27,6 @@ _ABOVE = 50
 """Rows above an empty one that are compared with those below."""
 _LONGEST_NAME = 60
 """Characters of the name of a column, unless the first row has longer ones."""
-_FIGURES = re.compile(r"[+-]?\d[\d.,]*")
 _REMARK = re.compile(r"[*†‡]|(?:notes?|sources?|remarks?|quellen?|hinweise?|anmerkung(?:en)?)\s*:", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?[.,\s]*+\d[\d.,\s]*+%?")
 
@@ -83,7 +82,7 @@ class Records:
             taken = 0
             if self._names is None or ahead[0].is_apart:
                 ahead.extend(islice(rows, AHEAD - len(ahead)))
-                taken = 0 if self._names else form_length(ahead)
+                taken = form_length(ahead) if not self._names or is_note_form(ahead) else 0
                 self._write_form([ahead.popleft() for _ in range(taken)])
                 for _ in range(0 if taken else self._open_table(ahead)):
                     ahead.popleft()
@@ -91,14 +90,18 @@ class Records:
                 self._write_row(ahead.popleft())
             if not ahead:
                 ahead.extend(islice(rows, AHEAD))
-        if self._names and not self.count and not self._single:
-            self._write_title(SheetRow(self._names))  # names of nothing
+        self._close_table()
+
+    def _close_table(self) -> None:
+        """Write the names of the last table where they name nothing, for they are text, too."""
+        if self._names and not self._above and (self.count or not self._single):
+            self._write_title(SheetRow(self._names))
 
     def _open_table(self, ahead: Sequence[SheetRow]) -> int:
         """Take the names of a table and write the titles above them. Returns how many rows that were."""
         first = self._names is None
         at = (
-            _first_header(ahead, self._single)
+            _first_header(ahead, self._single and not self.count)
             if first
             else _next_header(ahead, self._names or {}, self._header, self._above)
         )
@@ -106,12 +109,16 @@ class Records:
             if first and not ahead[0].is_single:
                 self._names = {}
             return 0
+        self._close_table()
         for row in islice(ahead, at):
             self._write_title(row)
-        header, below = ahead[at], ahead[at + 1] if len(ahead) > at + 1 else None
+        header = upper = ahead[at]
         cells, taken = header.cells, at + 1
-        if below is not None and len(ahead) > at + 2 and _is_second(header, below):
-            cells, taken = _combined(header.cells, below.cells), at + 2
+        while len(ahead) > taken + 1 and _is_second(upper, ahead[taken]):
+            upper, taken = ahead[taken], taken + 1
+            cells = _combined(cells, upper.cells)
+            if not upper.repeated:
+                break
         self._names = dict(zip(cells, column_names(list(cells.values())), strict=True))
         self._header = header
         self._above.clear()
@@ -127,10 +134,14 @@ class Records:
         cells = (_lines(cell) for at, cell in row.cells.items() if at not in row.repeated)
         self.paragraphs.append(self._room.take(" | ".join(cells)))
 
+    def _is_remark(self, cells: Mapping[int, str]) -> bool:
+        """Whether a row of one text says something of the table: `# made in 2026`, `Source: the office`."""
+        is_wide = len(self._names or ()) > 1
+        return _is_comment(cells) or (is_wide and _REMARK.match(next(iter(cells.values()))) is not None)
+
     def _write_row(self, row: SheetRow) -> None:
         cells = row.cells
-        is_said = row.is_single and (row.repeated or _is_comment(cells))
-        if self._names is None or (self._names and (is_said or (len(self._names) > 1 and _is_remark(row)))):
+        if self._names is None or (row.is_single and self._names and (row.repeated or self._is_remark(cells))):
             self._write_title(row)
             return
         if cells == self._header.cells:  # names that are printed on each page
@@ -169,37 +180,20 @@ def _first_header(ahead: Sequence[SheetRow], single: bool) -> int | None:
             continue
         if following is not None and _is_title(row, following, not at or row.is_apart, at + 2 < len(ahead)):
             continue
-        return None if _is_row(row, list(islice(ahead, at + 1, None))) else at
+        return None if is_row(row, list(islice(ahead, at + 1, None))) else at
     return None
-
-
-def _is_row(row: SheetRow, below: Sequence[SheetRow]) -> bool:
-    """Whether the first row of a table has values like those below it, and no names."""
-    block = list(takewhile(lambda other: not other.is_apart, below))
-    values = {at: cell for at, cell in row.cells.items() if is_value(cell) and not YEAR.fullmatch(cell)}
-    if not values or not block or name_columns(row.cells.values()) or not row.is_styled_like(block):
-        return False
-    numbers = [int(cell) for cell in values.values() if cell.isdecimal()]
-    steps = {right - left for left, right in pairwise(numbers)}
-    if len(numbers) == len(values) and (steps == {1} or (len(numbers) > 2 and len(steps) == 1)):  # hours, sizes
-        return False
-    return all(_figures(other.cells.get(at, "")) == _figures(cell) for at, cell in values.items() for other in block)
-
-
-def _figures(cell: str) -> str:
-    """Return how a value is written, whatever its figures are: a date, a number, one with a unit."""
-    return _FIGURES.sub("0", cell)
 
 
 def _is_names(ahead: Sequence[SheetRow], at: int) -> bool:
     """Whether a row of several texts could name the columns of a row below it."""
     row = ahead[at]
-    return len(row.cells) > 1 and row.is_text and at + 1 < len(ahead) and len(ahead[at + 1].cells) > 1
+    return not row.is_single and row.is_text and at + 1 < len(ahead) and len(ahead[at + 1].cells) > 1
 
 
 def _is_title(row: SheetRow, following: SheetRow, alone: bool, more: bool) -> bool:
     """Whether a row is a title above the names of columns, and not these names themselves."""
-    if not more or len(following.cells) < 2 or not following.is_text or 0 not in row.cells:
+    has_names = not any(is_value(cell) and not YEAR.fullmatch(cell) for cell in following.cells.values())
+    if not more or len(following.cells) < 2 or not has_names or 0 not in row.cells:
         return False
     if following.is_apart and alone and (row.cells.keys() != following.cells.keys() or not row.is_text):
         return True
@@ -293,8 +287,3 @@ def _names(row: SheetRow) -> list[str]:
 
 def _is_comment(cells: Mapping[int, str]) -> bool:
     return cells.get(0, "").startswith("#")
-
-
-def _is_remark(row: SheetRow) -> bool:
-    """Whether a row is one text that says something of the table: `Source: the office`, `* estimated`."""
-    return row.is_single and _REMARK.match(next(iter(row.cells.values()))) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ragkv.ingest.formats import csv
-from tests.ingest.formats.test_sheets import LIMIT, STAFF, rows, text
+from tests.ingest.formats.test_sheets import LIMIT, STAFF, merged, rows, text
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,14 @@ from tests.ingest.formats.test_sheets import LIMIT, STAFF, rows, text
         (("Bolt | 5", "Nut | 6"), "Bolt: 5\nNut: 6"),
         (("Price | 2026", "Town | 5"), "Price: Town\n2026: 5"),
         (("Setting | Value", "Name | 7", "Town | 8"), "Setting: Name\nValue: 7\n\nSetting: Town\nValue: 8"),
+        (("Motor | electric", "Lifts | 40 t", "Reach | 32 m"), "Motor: electric\nLifts: 40 t\nReach: 32 m"),
+        (("Name | Vala", "Place | Mill 3", " | Orrin", "Phone | +49 1"),
+         "Name: Vala\nPlace: Mill 3\n\nOrrin\n\nPhone | +49 1"),
+        (("Name | Hours", "Vala | 5", "", "Made by: | Timo", "Date: | 3 May"),
+         "Name: Vala\nHours: 5\n\nMade by: Timo\nDate: 3 May"),
+        (("Name | Hours", "Vala | 5", "", "Total: | 5", "Mean: | 5"),
+         "Name: Vala\nHours: 5\n\nName: Total:\nHours: 5\n\nName: Mean:\nHours: 5"),
+        (("Assets | 31/12/2025", "Cash | 500"), "Assets: Cash\n31/12/2025: 500"),
         (("Name: | Town:", "Vala | Orrin"), "Name:: Vala\nTown:: Orrin"),
     ],
 )  # fmt: skip
@@ -28,6 +36,16 @@ def test_labels_beside_their_values_are_no_names_of_columns(lines: tuple[str, ..
     assert text(rows(*lines)) == shown
     table = "\n".join(",".join(value.strip() for value in line.split("|")) for line in lines)
     assert csv.parse(table.encode(), LIMIT).text == shown
+
+
+def test_names_in_three_rows_are_joined_and_sections_are_titles() -> None:
+    made = rows("Site | 2024", "| H1 | | H2", "| Q1 | Q2 | Q3 | Q4", "Orrin | 1 | 2 | 3 | 4")
+    shown = "Site: Orrin\n2024 H1 Q1: 1\n2024 H1 Q2: 2\n2024 H2 Q3: 3\n2024 H2 Q4: 4"
+    assert text(made, after=merged("A1:A3", "B1:E1", "B2:C2", "D2:E2")) == shown
+    made = rows("Item | Plan | Real", "Income", "Sales | 10 | 11")
+    assert text(made, after=merged("A2:C2")) == "Income\n\nItem: Sales\nPlan: 10\nReal: 11"
+    made = rows("Sum of Sales | Column Labels", "Row Labels | 2024 | 2025 | All", "North | 1 | 2 | 3")
+    assert text(made) == "Sum of Sales | Column Labels\n\nRow Labels: North\n2024: 1\n2025: 2\nAll: 3"
 
 
 def test_a_long_form_stays_a_form() -> None:
