@@ -21,6 +21,8 @@ _FIGURES = re.compile(r"[+-]?\d[\d.,]*")
 def form_length(rows: Sequence[SheetRow]) -> int:
     """Return how many of the first rows are a form. rows: those that are ahead."""
     first = rows[0]
+    if len(first.cells) < 2:
+        return 0
     if not (is_labelled := _is_labelled(first)) and (len(first.cells) != 2 or first.repeated):
         return 0
     block = [first, *takewhile(lambda row: not row.is_apart, islice(rows, 1, None))]

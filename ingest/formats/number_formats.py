@@ -218,14 +218,14 @@ def _moment(section: Section, number: float, epoch: datetime) -> str:
         return _elapsed(section, number)
     has_time = "h" in dates or "s" in dates
     has_date = "y" in dates or "d" in dates or "e" in dates or not has_time
-    if _NAME.fullmatch(dates):
+    if len(dates) < 5 and _NAME.fullmatch(dates):
         return f"{epoch + timedelta(days=int(number)):{'%A' if 'd' in dates else '%B'}}"
     if 0 < number < _LEAP and epoch.year < 1900 and has_date:
         number += number >= 1
     seconds, part = _seconds(section, number)
     moment = epoch + timedelta(seconds=seconds)
     if has_date and (number >= 1 or not has_time):
-        if _PERIOD.fullmatch(dates):  # a month or a year
+        if "d" not in dates and _PERIOD.fullmatch(dates):  # a month or a year
             return f"{moment.year}-{moment.month:02}" if "m" in dates else str(moment.year)
         is_day = not (moment.hour or moment.minute or moment.second)
         return moment.date().isoformat() if is_day else f"{moment.isoformat(' ')}{part}"
@@ -236,6 +236,8 @@ def _moment(section: Section, number: float, epoch: datetime) -> str:
 
 def _seconds(section: Section, number: float) -> tuple[int, str]:
     """Return days as seconds, rounded to what the format shows, and what follows their point: `.35`."""
+    if not section.parts:
+        return round(abs(number) * 86400), ""
     whole, _, part = f"{abs(number) * 86400:.{section.parts}f}".partition(".")
     return int(whole), f".{part}" if part.strip("0") else ""
 

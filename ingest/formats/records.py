@@ -167,13 +167,11 @@ def _first_header(ahead: Sequence[SheetRow], single: bool) -> int | None:
         following = ahead[at + 1] if at + 1 < len(ahead) else None
         if _is_comment(row.cells) and following is not None and len(row.cells) != len(following.cells):
             continue
-        if at and not row.is_single and form_length(list(islice(ahead, at, None))):
-            return None
         if row.is_single:
             if single and not any(_is_names(ahead, later) for later in range(at + 1, len(ahead))):
                 return at if _names(row) else None
             continue
-        if not _names(row):
+        if not _names(row) or (at and form_length(list(islice(ahead, at, None)))):
             return None
         later = range(at + 1, len(ahead))
         if following is not None and following.is_single and any(_is_names(ahead, place) for place in later):

@@ -161,10 +161,8 @@ class Sheet(PartHandler):
     def _end_cell(self) -> None:
         content = self._rich.whole() if self._kind == "inlineStr" else "".join(self._content)
         self._inside = ""
-        value = ""
-        if self._formula is not None:
-            value = self._values.formula("".join(self._formula), content, self._kind)
-        value = value or self._values.read(content, self._kind, self._style)
+        if self._formula is None or not (value := self._values.formula("".join(self._formula), content, self._kind)):
+            value = self._values.read(content, self._kind, self._style)
         self._kind = "n"
         if "\n" in value or "\r" in value:
             value = "\n".join(line.strip() for line in value.splitlines() if line.strip())
