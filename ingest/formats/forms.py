@@ -1,7 +1,9 @@
-"""First rows of spreadsheets that name no columns: forms, which have a label and its value in each row, and plain rows.
+"""First rows of spreadsheets that name no columns: forms, and rows like those below them.
 
-Name:    Vala          Invoice     42
-Town:    Orrin         Customer    Vala
+A form has a label and its value in each row:
+
+    Name:    Vala          Invoice     42
+    Town:    Orrin         Customer    Vala
 """
 
 from __future__ import annotations

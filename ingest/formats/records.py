@@ -134,14 +134,11 @@ class Records:
         cells = (_lines(cell) for at, cell in row.cells.items() if at not in row.repeated)
         self.paragraphs.append(self._room.take(" | ".join(cells)))
 
-    def _is_remark(self, cells: Mapping[int, str]) -> bool:
-        """Whether a row of one text says something of the table: `# made in 2026`, `Source: the office`."""
-        is_wide = len(self._names or ()) > 1
-        return _is_comment(cells) or (is_wide and _REMARK.match(next(iter(cells.values()))) is not None)
-
     def _write_row(self, row: SheetRow) -> None:
         cells = row.cells
-        if self._names is None or (row.is_single and self._names and (row.repeated or self._is_remark(cells))):
+        if self._names is None or (
+            row.is_single and self._names and (row.repeated or _is_remark(cells, len(self._names)))
+        ):
             self._write_title(row)
             return
         if cells == self._header.cells:  # names that are printed on each page
@@ -285,3 +282,8 @@ def _names(row: SheetRow) -> list[str]:
 
 def _is_comment(cells: Mapping[int, str]) -> bool:
     return cells.get(0, "").startswith("#")
+
+
+def _is_remark(cells: Mapping[int, str], columns: int) -> bool:
+    """Whether a row of one text says something of a table: `# made in 2026`, `Source: the office`."""
+    return _is_comment(cells) or (columns > 1 and _REMARK.match(next(iter(cells.values()))) is not None)

@@ -22,6 +22,8 @@ _NO_SIZE = 0.1
 """Width of a column, or height of a row, up to which nobody can see it."""
 _FUTURE = re.compile(r"_xl(?:fn|ws|pm|udf)\.")
 """What stands in files, and nowhere else, before newer functions and their parameters."""
+_NO_TIME = re.compile(r"T00:00(?::00)?(?:\.0+)?Z?$|\.0+Z?$|Z$")
+"""What a date that is written as text ends in, and nobody sees."""
 _ON = ("1", "true")
 
 
@@ -73,6 +75,8 @@ class Values:
             content = self._strings[place] if 0 <= place < len(self._strings) else ""
         elif kind == "str":
             content = unescaped(content)
+        elif kind == "d":
+            content = _NO_TIME.sub("", content).replace("T", " ")
         return content if shown is None else shown.format.text(content)
 
 

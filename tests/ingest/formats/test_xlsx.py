@@ -62,6 +62,8 @@ def test_cells_stand_where_their_reference_says() -> None:
         (cell(0, kind="s"), "shared text"),
         (cell(7, kind="s"), ""),
         (cell("result", kind="str"), "result"),
+        (cell("2019-05-03T00:00:00.000", 1, "d"), "2019-05-03"),
+        (cell("2019-05-03T12:30:00Z", 1, "d"), "2019-05-03 12:30:00"),
         (cell("#N/A", kind="e"), ""),
         ('<c><f>A1+A2</f><v>3</v></c>', "3"),
         (cell("two\n\nlines"), "two\nlines"),
