@@ -36,10 +36,12 @@ class Workload:
     Attributes:
         files: Files of this machine.
         text_bytes: Bytes of those whose size tells how much text is in them.
+        others: How many files tell nothing by their size: PDFs and office files.
     """
 
     files: int = 0
     text_bytes: int = 0
+    others: int = 0
 
     @classmethod
     def of(cls, paths: Iterable[Path]) -> Workload:
@@ -47,7 +49,8 @@ class Workload:
         from ragkv.ingest.folders import named
 
         files = [path for path, _ in named(paths) if path.is_file()]  # what is not there is told when it is read
-        return cls(len(files), sum(path.stat().st_size for path in files if path.suffix.lower() in TEXTS))
+        texts = [path for path in files if path.suffix.lower() in TEXTS]
+        return cls(len(files), sum(path.stat().st_size for path in texts), len(files) - len(texts))
 
 
 class IngestMeter:
@@ -199,9 +202,15 @@ def forecast(engine: Engine, workload: Workload) -> str | None:
     if size < NOTICED:
         return None
     where = "on the disk" if engine.settings.store == "disk" else "in the store"
-    files = f"{workload.files} file{'s' * (workload.files != 1)}"
+    files = _files(workload.files)
     told = f"{files}, about {tokens:,} tokens: about {describe_bytes(size)} of KV {where}"
+    if workload.others:
+        told = f"{told}, beside that of {_files(workload.others)} of other formats"
     return told if engine.settings.store_body != "exact" else f"{told}; RAGKV_STORE_BODY=int8 needs less"
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s' * (count != 1)}"
 
 
 def kv_bytes(engine: Engine, tokens: int) -> int:

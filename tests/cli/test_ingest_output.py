@@ -31,7 +31,7 @@ def engine(model: DecoderModel, store: str = "disk", body: str = "exact") -> Eng
 def test_files_are_counted_without_those_that_are_not_read(tmp_path: Path) -> None:
     for name, text in (("a.md", "four"), ("b.txt", "twelve bytes"), ("c.pdf", "of unknown text"), ("d.exe", "skipped")):
         (tmp_path / name).write_text(text)
-    assert Workload.of([tmp_path]) == Workload(files=3, text_bytes=16)
+    assert Workload.of([tmp_path]) == Workload(files=3, text_bytes=16, others=1)
     assert Workload.of([tmp_path / "a.md", tmp_path / "b.txt"]) == Workload(files=2, text_bytes=16)
 
 
@@ -65,6 +65,8 @@ def test_a_large_ingest_says_what_it_will_store_and_what_needs_less(model: Decod
     small = forecast(engine(model, "redis://x", "int8"), workload)
     assert small is not None
     assert small.endswith(" MB of KV in the store"), "float32 in one byte a number is a quarter"
+    mixed = forecast(engine(model, "redis://x", "int8"), Workload(12, workload.text_bytes, others=4))
+    assert mixed == f"{small}, beside that of 4 files of other formats"
     assert forecast(engine(model), Workload(files=12, text_bytes=1000)) is None, "little is not worth a line"
 
 
