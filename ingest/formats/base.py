@@ -111,7 +111,7 @@ class TextBlocks:
             return
         whole = "".join(self._parts)
         self._parts.clear()
-        if LINE not in whole and not verbatim:
+        if not verbatim and (LINE not in whole or self._mark.startswith("#")):  # a heading is one line
             text = " ".join(whole.split())
         elif verbatim:
             text = "\n".join(line.rstrip() for line in whole.replace(LINE, "\n").split("\n")).strip("\n")

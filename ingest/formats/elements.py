@@ -15,6 +15,7 @@ _UNSEEN = {
     *("audio", "button", "canvas", "datalist", "embed", "head", "iframe", "map", "noscript", "object", "script"),
     *("select", "style", "svg", "template", "textarea", "title", "video"),
     *("s", "strike", "del", "rt", "rp", "rtc"),  # what was struck out; how words are pronounced
+    "epub:default",  # what stands for MathML where that cannot be shown
 }
 BLOCKS = {
     *("address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog", "div"),
@@ -27,10 +28,20 @@ _AROUND_TAGS = {"nav", "search"}
 _AROUND_PAGE = {"header", "footer", "aside"}
 """Tags that are `around` the page. Inside `main` they are content: the head of an article, a note."""
 _AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
-_HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden|\bline-through\b)", re.IGNORECASE)
+_HIDING = re.compile(
+    r"display\s*:\s*none|visibility\s*:\s*hidden|\bline-through\b|\bmso-hide\s*:\s*all"
+    r"|(?<![\w-])(?:max-)?(?:height|width)\s*:\s*0(?:px)?\s*;(?:[^;]*;){0,9}?\s*overflow\s*:\s*hidden",
+    re.IGNORECASE,
+)
+_PAGE_NUMBERS = {"pagebreak", "doc-pagebreak"}
+"""Kinds of elements that say where a page of the printed book begins, in the middle of a sentence."""
+_SECTIONS = {"section", "aside", "blockquote", "td", "figure", "details"}
+"""Elements whose head, foot and notes are theirs and not those of the page."""
 _RAISING = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
 _NOTES = {"noteref", "doc-noteref"}
 """Kinds of links that lead to a note."""
+_NEAREST = 8
+"""Elements around a header that are looked at."""
 _FORMULA_OF_SCRIPT = "mathml"
 """Part of the class of a formula that scripts hide, for they draw a picture of it."""
 
@@ -83,6 +94,8 @@ def is_unseen(tag: str, attributes: Attributes) -> bool:
     return (
         tag in _UNSEEN
         or "hidden" in attributes
+        or attributes.get("epub:type") in _PAGE_NUMBERS
+        or attributes.get("role") in _PAGE_NUMBERS
         or (tag == "dialog" and "open" not in attributes)
         # Icons and anchors. A page that was saved with an open dialog may have it on all other blocks.
         or (attributes.get("aria-hidden") == "true" and tag not in BLOCKS)
@@ -90,11 +103,21 @@ def is_unseen(tag: str, attributes: Attributes) -> bool:
     )
 
 
-def place_of(tag: str, attributes: Attributes, outside: str) -> str:
+def place_of(node: LexborNode, tag: str, attributes: Attributes, outside: str) -> str:
     """Return the place of an element, by its tag, its role and the place of its parent."""
     role = (attributes.get("role") or "").strip().lower()
     if outside == AROUND or tag in _AROUND_TAGS or role in _AROUND_ROLES:
         return AROUND
-    if tag in _AROUND_PAGE and outside != MAIN:
+    if tag in _AROUND_PAGE and outside != MAIN and not _is_in_section(node):
         return AROUND
     return MAIN if tag in _MAIN_TAGS or role in _MAIN_ROLES else outside
+
+
+def _is_in_section(node: LexborNode) -> bool:
+    """Whether an element is in a section, as far as the nearest elements around it say."""
+    around = node.parent
+    for _ in range(_NEAREST):
+        if around is None or around.tag in _SECTIONS:
+            break
+        around = around.parent
+    return around is not None and around.tag in _SECTIONS

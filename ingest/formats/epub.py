@@ -16,13 +16,13 @@ from urllib.parse import unquote
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats import html
 from ragkv.ingest.formats.base import MAX_TITLE, Parsed, TextRoom, one_line
+from ragkv.ingest.formats.elements import MAIN
 from ragkv.ingest.formats.package import Package, PartHandler, open_package, target_of
-from ragkv.ingest.formats.page_source import decode
+from ragkv.ingest.formats.page_source import decode, html_of
 
 _KINDS = {"application/xhtml+xml", "text/html"}
-_VOID = "area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr"
-_CLOSED = re.compile(rf"<(?!(?:{_VOID})[\s/])([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>", re.ASCII | re.IGNORECASE)
-"""An element that XHTML closes at once. HTML would leave it open: a `<title/>` would swallow the chapter."""
+_LINK = re.compile(r"<link\b[^<>]{0,500}>", re.IGNORECASE)
+_HREF = re.compile(r"""\bhref\s?=\s?["']([^"'#?]{1,300})""", re.IGNORECASE)
 _BETWEEN = "\n\n"
 
 
@@ -45,19 +45,40 @@ def _parse(package: Package, limit: int) -> Parsed:
     package.read("META-INF/encryption.xml", encrypted)
     book = _Book(container.book.rpartition("/")[0])
     package.read(container.book, book)
-    room, texts, encodings = TextRoom(limit), list[str](), set[str]()
+    room, texts, encodings, styles = TextRoom(limit), list[str](), set[str](), _Styles(package)
     for name in book.chapters():
         if name in encrypted.names:
             raise InvalidDocument("it is protected against copying (DRM)")
         if name in package.names:
             source, encoding = decode(package.bytes_of(name))
             encodings.add(encoding)
-            if text := html.parse_text(_CLOSED.sub(r"<\1\2></\1>", source), limit).text.strip():
+            page = html.parse_text(html_of(source), limit, MAIN, styles.of_page(name, source))
+            if text := page.text.strip():
                 texts.append(room.take(text))
     language = {"language": one_line(book.language)} if book.language.strip() else {}
     encodings.discard("")
     said = {"encoding": ", ".join(sorted(encodings))} if encodings else {}
     return Parsed(one_line(book.title), _BETWEEN.join(texts), {"format": "epub", **language, **said})
+
+
+class _Styles:
+    """The style sheets of a book. Each is read once."""
+
+    def __init__(self, package: Package):
+        self._package = package
+        self._sheets: dict[str, str] = {}
+
+    def of_page(self, name: str, source: str) -> list[str]:
+        """Return the style sheets that the chapter of this name links to."""
+        head, folder = source[: source.find("<body")], name.rpartition("/")[0]
+        links = (_HREF.search(link) for link in _LINK.findall(head) if "stylesheet" in link and "alternate" not in link)
+        return [self._sheet(target_of(folder, unquote(link[1]))) for link in links if link]
+
+    def _sheet(self, name: str) -> str:
+        if name not in self._sheets:
+            known = name in self._package.names
+            self._sheets[name] = self._package.bytes_of(name).decode(errors="replace") if known else ""
+        return self._sheets[name]
 
 
 class _Container(PartHandler):
@@ -89,7 +110,8 @@ class _Book(PartHandler):
         self._inside = ""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        self._inside = tag
+        is_other = (tag == "title" and self.title) or (tag == "language" and self.language)
+        self._inside = "" if is_other else tag
         if tag == "item" and attributes.get("media-type") in _KINDS:
             if "nav" not in attributes.get("properties", "").split():
                 name = unquote(attributes.get("href", "").partition("#")[0])

@@ -17,6 +17,7 @@ paragraphs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
@@ -26,7 +27,7 @@ from ragkv.ingest.formats import scripts
 from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
 from ragkv.ingest.formats.elements import AROUND, BLOCKS, BODY, MAIN, Attributes, is_anchor, is_unseen, place_of, script
 from ragkv.ingest.formats.numbering import NumberedList, span_of
-from ragkv.ingest.formats.page_source import MOST_NESTED, decode, is_nested
+from ragkv.ingest.formats.page_source import MOST_NESTED, decode, html_of, is_nested, is_xhtml
 
 if TYPE_CHECKING:
     from ragkv.ingest.formats.formulas import Formula
@@ -58,24 +59,28 @@ def parse(data: bytes, limit: int) -> Parsed:
         TooLarge: The text has over `limit` bytes, or MOST_NESTED elements lie in each other.
     """
     source, encoding = decode(data)
-    page = parse_text(source, limit)
+    page = parse_text(html_of(source) if is_xhtml(source) else source, limit)
     return page._replace(metadata={**page.metadata, "encoding": encoding}) if encoding else page
 
 
-def parse_text(source: str, limit: int) -> Parsed:
-    """Parse a page that is decoded. Raises TooLarge."""
+def parse_text(source: str, limit: int, place: str = BODY, linked: Sequence[str] = ()) -> Parsed:
+    """Parse a page that is decoded. place: of what stands in no element that says it. linked: Its style sheets.
+
+    Raises:
+        TooLarge: See `parse`.
+    """
     if is_nested(source):
         raise TooLarge(f"over {MOST_NESTED} of its elements are open at the same time")
     try:
         tree = LexborHTMLParser(source)
     except SelectolaxError:
         raise MemoryError from None  # any text is a page, so only memory can be missing
-    sheets = [node.text() for node in tree.css("style")]
-    page = _Page(limit, _read(sheets, tree.root))
+    sheets = [*linked, *(node.text() for node in tree.css("style"))]
+    page = _Page(limit, place, _read(sheets, tree.root))
     if tree.body is not None:
         _walk(page, tree.body)
         if sheets and not page.text().strip():  # scripts show what its style hides
-            page = _Page(limit, None)
+            page = _Page(limit, place, None)
             _walk(page, tree.body)
     titles = (node.text() for query in ("head title", "h1") for node in tree.css(query)[:1])
     title = next(filter(None, map(one_line, titles)), "")
@@ -87,11 +92,11 @@ def parse_text(source: str, limit: int) -> Parsed:
 class _Page:
     """Collects the blocks of a page, element by element."""
 
-    def __init__(self, limit: int, sheets: StyleSheets | None):
+    def __init__(self, limit: int, place: str, sheets: StyleSheets | None):
         self._blocks = TextBlocks(limit)
         self._sheets = sheets
         self._lists: list[NumberedList | None] = []
-        self._blocks.place = BODY
+        self._blocks.place = place
         self._path: list[tuple[str, str | None]] = []
         self._verbatim = self._notes = 0
         self._formula: Formula | None = None
@@ -125,7 +130,7 @@ class _Page:
             blocks.pause(verbatim=self._verbatim > 0)
         elif tag in _INLINE or "style" in attributes:
             self._enter_inline(node, tag, attributes)
-        place = place_of(tag, attributes, blocks.place)
+        place = place_of(node, tag, attributes, blocks.place)
         if place != blocks.place:
             blocks.pause()
             blocks.place = place

@@ -19,6 +19,11 @@ _LEFT_OPEN = {
     *("rt", "tbody", "td", "tfoot", "th", "thead", "tr"),
 }
 """Elements that have no end, or end where the next one begins."""
+_VOID = "area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr"
+_CLOSED = re.compile(rf"<(?!(?:{_VOID})[\s/])([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>", re.ASCII | re.IGNORECASE)
+"""An element that XHTML closes at once. HTML would leave it open: a `<title/>` would swallow the page."""
+_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
+_MATHML = re.compile(r"""xmlns:([A-Za-z]\w{0,15})\s?=\s?["']http://www\.w3\.org/1998/Math/MathML["']""")
 _HEAD = 4096
 """Bytes at the start of a page that are searched for its character set."""
 _CODE_POINTS = {"utf-16le", "utf-16be", "utf-16", "utf-32", "utf-32-le", "utf-32-be", "utf-7"}
@@ -57,6 +62,20 @@ def _without_comments(head: bytes) -> bytes:
     """Return the start of a page without its comments, which declare nothing."""
     first, *others = head.split(b"<!--")
     return first + b"".join(other.partition(b"-->")[2] for other in others)
+
+
+def is_xhtml(source: str) -> bool:
+    """Whether a page says that it is XML."""
+    return source.lstrip().startswith("<?xml")
+
+
+def html_of(source: str) -> str:
+    """Return a page of XHTML as HTML: what is closed at once, quoted (CDATA), or MathML with a prefix."""
+    if "<![CDATA[" in source:
+        source = _CDATA.sub(lambda quoted: quoted[1].replace("&", "&amp;").replace("<", "&lt;"), source)
+    for prefix in set(_MATHML.findall(source)) if "1998/Math/MathML" in source else ():
+        source = source.replace(f"<{prefix}:", "<").replace(f"</{prefix}:", "</")
+    return _CLOSED.sub(r"<\1\2></\1>", source)
 
 
 def is_nested(source: str) -> bool:

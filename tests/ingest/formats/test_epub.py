@@ -31,6 +31,34 @@ def test_an_element_that_is_closed_at_once_does_not_swallow_the_rest() -> None:
     assert parse(epub({"a": page('<div class="x"/><script src="y"/><p>kept<br/>too</p>')}), LIMIT).text == "kept\ntoo"
 
 
+def test_heads_and_notes_of_chapters_are_read_and_page_numbers_are_not() -> None:
+    note = '<aside epub:type="footnote">* in snow</aside>'
+    chapter = f'<header><h1>One<br/>Snow</h1></header><p>In 19<i epub:type="pagebreak">6</i>87*</p>{note}'
+    assert parse(epub({"a": page(chapter)}), LIMIT).text == "# One Snow\n\nIn 1987*\n\n* in snow"
+
+
+def test_mathml_may_have_a_prefix() -> None:
+    formula = (
+        '<m:math xmlns:m="http://www.w3.org/1998/Math/MathML"><m:mfrac><m:mn>1</m:mn><m:mn>2</m:mn></m:mfrac></m:math>'
+    )
+    both = f"<epub:switch><epub:case>{formula}</epub:case><epub:default>half</epub:default></epub:switch>"
+    assert parse(epub({"a": page(f"<p>{both} l</p>")}), LIMIT).text == "1/2 l"
+
+
+def test_style_sheets_of_the_book_count() -> None:
+    link = '<head><link rel="stylesheet" href="css/a%20b.css"/></head>'
+    chapter = f'<html>{link}<body><p>10<i class="up">6</i> l</p></body></html>'
+    book = epub({"a": chapter}, **{"OPS/text/css/a b.css": b".up { vertical-align: super }"})
+    assert parse(book, LIMIT).text == "10^6 l"
+
+
+def test_the_first_title_is_that_of_the_book() -> None:
+    titles, page = b"<title>The yard</title><title>A tale</title>", b'<item id="a" href="a" media-type="text/html"/>'
+    data = b"<p>" + titles + page + b'<itemref idref="a"/></p>'
+    parts = {"META-INF/container.xml": b'<c><rootfile full-path="b.opf"/></c>', "b.opf": data, "a": b"Tea"}
+    assert parse(archive(parts), LIMIT).title == "The yard"
+
+
 def test_pages_that_are_not_in_the_book_are_left_out() -> None:
     assert parse(epub({"a": page("<p>Tea</p>")}, ["a", "gone", "a"]), LIMIT).text == "Tea"
     far = archive(

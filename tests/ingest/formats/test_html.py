@@ -46,7 +46,8 @@ def test_the_title_is_the_first_heading_where_the_page_has_none() -> None:
         "<script>GONE</script>", "<style>GONE</style>", "<template>GONE</template>", "<noscript>GONE</noscript>",
         "<p hidden>GONE</p>", '<p style="color: red; DISPLAY : none">GONE</p>', "<!-- GONE -->",
         "<dialog>GONE</dialog>", '<p style="visibility:hidden"><b>GONE</b></p>', '<i aria-hidden="true">GONE</i>',
-        "<svg><text>GONE</text></svg>",
+        "<svg><text>GONE</text></svg>", '<i style="display:inline-block;width:0;overflow:hidden">GONE</i>',
+        '<div style="max-height: 0px; font-size: 1px; overflow: hidden">GONE</div>', '<i role="doc-pagebreak">9</i>',
         "<select><option>GONE</select>", "<iframe>GONE</iframe>", '<h2><a href="#kept">¶</a></h2>',
     ],
 )  # fmt: skip
@@ -63,6 +64,26 @@ def test_what_surrounds_the_content_is_left_out() -> None:
         <main><header>By Ada</header><h1>Prices</h1><p>Tea is 2.</p><aside>Note</aside><nav>On this page</nav></main>
         <div>Others also read</div><footer>Imprint</footer>"""
     assert text(page) == "By Ada\n\n# Prices\n\nTea is 2.\n\nNote"
+
+
+def test_the_head_and_the_notes_of_a_section_are_its_own() -> None:
+    section = "<section><div><header><h2>Fees</h2></header>5 crowns<aside>1. a year</aside></div></section>"
+    assert text(f"<header>Shop</header>{section}<aside>News</aside>") == "## Fees\n\n5 crowns\n\n1. a year"
+
+
+def test_a_box_of_some_width_is_seen() -> None:
+    assert text('<p style="min-width:0;overflow:hidden">a <b style="width:0.5em;overflow:hidden">b</b>') == "a b"
+
+
+def test_a_heading_of_two_lines_is_one_heading() -> None:
+    assert text("<h1>Chapter 1<br>The yard</h1><p>Tea") == "# Chapter 1 The yard\n\nTea"
+
+
+def test_a_page_of_xml_is_read_as_xml() -> None:
+    page = (
+        "<?xml version='1.0'?><html><head><title/></head><body><a id='x'/><p>if <![CDATA[a < b &]]> c</p></body></html>"
+    )
+    assert text(page) == "if a < b & c"
 
 
 def test_main_must_hold_a_fair_part_of_the_text() -> None:
