@@ -20,6 +20,13 @@ _OPENERS = "\"'“‘«(*_¿¡"
 _QUOTE = re.compile(r"(?:\s?>)++ ?")
 _KEY = re.compile(r"(?:[*_]{0,2})[A-ZÀ-Þ](?:[^\W_][\w /&()-]{0,28})?:(?:[*_]{0,2})(?:\s|$)")
 KEY_LENGTH = 32
+_JOINING = {"and", "or", "to", "und", "oder", "bzw.", "sowie", "bis", "en", "of", "och", "eller", "og"}
+"""Words between two of which the first lacks its end: `pre- and post-war`, `Sonn- und Feiertage`."""
+_STAMP = re.compile(
+    r"\[?\d{1,4}([-./])\d{1,2}\1\d{1,4},?[ T]{1,2}\d{1,2}:\d\d|\[?\d{1,2}:\d\d(?::\d\d)?\]?\s"
+    r"|[A-Z][a-z]{2}  ?\d{1,2} \d\d:\d\d:\d\d "
+)
+"""A date and time, or a time, at the beginning of an entry in a log or of what somebody says in a chat."""
 WIDE_FROM, _WIDE_TO = "\u2e80", "\uff60"
 """First and last of the letters of Chinese and Japanese, which are two wide. Those of Korean lie between them."""
 
@@ -33,6 +40,8 @@ def joined(lines: Sequence[str], markdown: bool, quoted: bool) -> list[str]:
     width = max(widths)
     fills = [_fills(above, below, width) for above, below in zip(widths, bare[1:], strict=False)]
     if _is_verse(bare, width, sum(fills)):
+        return list(lines)
+    if not markdown and _STAMP.match(bare[0]) and any(map(_STAMP.match, bare[1:])):
         return list(lines)
     goes_on = _markdown_goes_on(bare, width) if markdown else _text_goes_on(bare, widths, fills)
     parts, out = [lines[0].rstrip() if not _is_broken(lines[0], markdown) else lines[0]], list[str]()
@@ -91,7 +100,7 @@ def between(above: str, below: str) -> str:
     if _is_wide(last) and _is_wide(first):
         return ""
     if last in "-‐‑" and above[-2:-1].isalnum() and first.isalnum():
-        return ""
+        return " " if below.partition(" ")[0] in _JOINING else ""
     return "" if last == "–" and above[-2:-1].isdigit() and first.isdigit() else " "
 
 

@@ -40,6 +40,8 @@ POEM = (
         (f"1. {PROSE}\n2. two", f"1. {JOINED}\n2. two"),
         ("This is one of the problems of the harbour that need a self-\nservice desk.",
          "This is one of the problems of the harbour that need a self-service desk."),
+        ("The harbour has boats and houses that were built in the pre-\nand the post-war years.",
+         "The harbour has boats and houses that were built in the pre- and the post-war years."),
         ("港口由著名工程师建造这是一个很长的句子为了测试换行的处理方式是否正确\n成的文字。",
          "港口由著名工程师建造这是一个很长的句子为了测试换行的处理方式是否正确成的文字。"),
     ],
@@ -96,6 +98,10 @@ def test_a_break_of_markdown_is_a_space_unless_its_author_says_otherwise(text: s
     [
         "roses are red\nviolets are blue\nsugar is sweet\nand so are you",
         "2026-01-02 12:00 started the crane\n2026-01-02 12:05 stopped the crane",
+        "2026-01-02 12:00:00 started the crane, which was out of order for more than a week before\n"
+        "2026-01-02 12:05:00 stopped the crane, for its cable was worn",
+        "[02.01.26, 12:00:10] Ada: shall we meet at the crane of the old harbour tomorrow at noon?\n"
+        "[02.01.26, 12:01:00] Ben: no, the road that leads to it is closed",
         "int main(void) {\n    return 0;\n}",
         "INTRODUCTION\nThe harbour of Tarn was built by the famous engineer Ada Maria.",
         f"One line.\n-- \nVala Brook\n{PROSE}",
