@@ -61,6 +61,8 @@ _UKRAINIAN = str.maketrans("¢∂", "Ґґ")
 _RUSSIAN = str.maketrans("╝╬", "ўЎ")
 _EURO = str.maketrans("¤", "€")
 _FOREIGN_SHARE = 0.4
+_NO_CHANCE = 2
+"""Bytes of UTF-8 beyond one a character, from which on no text in a set of single bytes is UTF-8 by chance."""
 _DAMAGE = 2
 """Most characters that do not fit a label before it may be wrong, rather than the text damaged."""
 
@@ -80,6 +82,9 @@ def decode(data: bytes, label: str) -> tuple[str, str]:
     if name == WESTERN and (not data.isascii() or b"\x1b" in data):
         return _western(data, label)
     text = _decoded(data, name)
+    is_narrow = len(text) == len(data) and not data.isascii()
+    if is_narrow and (whole := _unlabelled(data)) is not None and len(whole) + _NO_CHANCE <= len(data):
+        return whole, "utf-8"
     if text.count("\ufffd") > _DAMAGE and b"\0" not in data:
         if name != "utf-8" and (whole := _unlabelled(data)) is not None:
             return whole, "utf-8"
@@ -160,6 +165,8 @@ def _found(data: bytes) -> tuple[str, str] | None:
     if found is None or found[1]:
         return found
     text = data.decode("cp1252", errors="replace")
+    if re.search("[ðþýÐÞÝ]", text) and re.search("[çüÇÜ]", text) and not re.search("[áéíóúæÁÉÍÓÚÆ]", text):
+        return data.decode("cp1254", errors="replace"), "windows-1254"  # of Turkish, for Icelandic has all of the last
     return (text, WESTERN) if _is_western(text) else None
 
 

@@ -29,6 +29,9 @@ _DECLARED = re.compile(rb"\bcharset\s{0,3}=\s{0,3}\"?([\w.:-]{1,40})", re.IGNORE
 _DECLARED_WITHIN = 65536
 _DEEPEST = 16
 """Most signed messages inside each other."""
+_STUB = 300
+"""Most characters of a plain text that says no more than where to read the message."""
+_ADDRESS = re.compile(r"<[^>\s]*>|https?://\S+")
 _BETWEEN = "\n\n"
 
 
@@ -136,16 +139,20 @@ class _Reader:
         self._signed -= 1
 
     def _write_best(self, parts: list[EmailMessage], attached: list[str]) -> None:
-        """Write one of several forms of a text: the plain one, else the last, which is the richest."""
-        plain = [
-            part for part in parts if part.get_content_type() == "text/plain" and _text(part, "text/plain")[0].strip()
-        ]
+        """Write one of several forms of a text: the plain one if it says anything, else the last, the richest one."""
+        plain = [part for part in parts if part.get_content_type() == "text/plain" and _says(part, len(parts) > 1)]
         for part in plain[:1] or parts[-1:]:
             self._write_part(part, attached)
 
     def _write(self, text: str) -> None:
         if text := text.rstrip().lstrip("\n"):  # a line that is indented begins with spaces
             self.blocks.append(self._room.take(text))
+
+
+def _says(part: EmailMessage, is_one_of_several: bool) -> bool:
+    """Whether a plain text says more than that there is another one in HTML, as those of some newsletters do."""
+    text = _text(part, "text/plain")[0].strip()
+    return bool(text) and not (is_one_of_several and len(text) <= _STUB and "html" in _ADDRESS.sub("", text).lower())
 
 
 def _parts(part: EmailMessage) -> Iterator[EmailMessage]:

@@ -18,7 +18,11 @@ from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats import charsets
 
 _WORD = re.compile(r"=\?([^?*\s]{1,40})(?:\*[^?\s]{0,20})?\?([BbQq])\?([^?\s]*+)\?=")
-_PARAMETER = re.compile(r"(\*(?:0\*)?=\s?)([\w.:-]{1,40})'([\w-]{0,20})'([^\s;]*+)")
+_PARAMETER = re.compile(
+    r"(\*(?:0\*)?=\s?)([\w.:-]{1,40})'([\w-]{0,20})'([^\s;]*+)"
+    r"((?:\s*;\s*[\w-]{1,20}\*\d{1,3}\*?=\s?(?:\"[^\"]*+\"|[^\s;\"]++))*+)"
+)
+_MORE = re.compile(r"(\*?)=\s?(?:\"([^\"]*+)\"|([^\s;\"]++))")
 
 
 def readable(value: str, declared: str) -> str:
@@ -85,5 +89,7 @@ def _word(label: str, data: bytes) -> str:
 
 
 def _parameter(match: re.Match[str]) -> str:
-    text = _decoded(unquote_to_bytes(match[4]), match[2])
+    """Rewrite a value with the parts that follow it: a character may be divided between two."""
+    more = (bare if is_encoded else quote(text or bare) for is_encoded, text, bare in _MORE.findall(match[5]))
+    text = _decoded(unquote_to_bytes(match[4] + "".join(more)), match[2])
     return f"{match[1]}utf-8'{match[3]}'{quote(text)}"

@@ -141,6 +141,12 @@ def test_names_of_attachments_are_in_any_character_set() -> None:
     part = b"--b\r\nContent-Type: application/pdf\r\nContent-Disposition: attachment; filename*=windows-874''%E0%A4\r\n"
     head = b"Subject: a\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n"
     assert eml.parse(head + part + b"\r\nx\r\n--b--\r\n", LIMIT).text.endswith("Attachments: เค")
+    for name in (
+        b"*0*=windows-874''%E0%A4;\r\n filename*1*=%C3%B9; filename*2=\" 5.pdf\"",
+        b"*0*=utf-8''%E0; filename*1*=%B9%80",
+    ):
+        more = part.replace(b"*=windows-874''%E0%A4", name)
+        assert eml.parse(head + more + b"\r\nx\r\n--b--\r\n", LIMIT).text.endswith(("เครน 5.pdf", "Attachments: เ"))
 
 
 PLAIN = {
@@ -217,7 +223,16 @@ def test_bytes_in_headers_are_in_the_set_that_the_characters_of_the_message_show
     assert jis.title == "倉庫"
 
 
-@pytest.mark.parametrize("label", ["iso-8859-1", "windows-1252", "us-ascii"])
+def test_turkish_is_not_taken_for_icelandic() -> None:
+    turkish, icelandic = (
+        "Köprünün ücreti yüksek, kamyonlar geçemez. İğdır, şöyle",
+        "Brúin er ekki ódýr fyrir þá á Garðsvík",
+    )
+    assert charsets.detect(turkish.encode("cp1254")) == (turkish, "windows-1254")
+    assert charsets.detect(icelandic.encode("cp1252")) == (icelandic, "windows-1252")
+
+
+@pytest.mark.parametrize("label", ["iso-8859-1", "windows-1252", "us-ascii", "windows-1251", "koi8-r", "windows-1258"])
 def test_utf_8_under_another_label_is_read_as_utf_8_and_said(label: str) -> None:
     words = "Jürgen wohnt in Köln und zahlt 5 € für die Brücke"
     page = html.parse(f"<meta charset={label}><p>{words}".encode(), LIMIT)

@@ -41,6 +41,15 @@ def test_of_plain_text_and_html_the_plain_text_is_read() -> None:
     assert parse(empty.as_bytes(), LIMIT).text.endswith("\n\nAda & Ben")
 
 
+def test_a_plain_text_that_only_says_that_there_is_html_is_not_read() -> None:
+    made = message(text="Your program does not show HTML. Read this online: https://tarn.example/5")
+    made.add_alternative("<p>Built in 1889.</p>", subtype="html")
+    assert parse(made.as_bytes(), LIMIT).text.endswith("\n\nBuilt in 1889.")
+    short = message(text="Built in 1889: https://tarn.example/a.html")
+    short.add_alternative("<p>GONE</p>", subtype="html")
+    assert "GONE" not in parse(short.as_bytes(), LIMIT).text
+
+
 def test_attachments_are_named_and_not_opened() -> None:
     made = message()
     made.add_attachment(b"PK\3\4", maintype="application", subtype="zip", filename="bomb.zip")
