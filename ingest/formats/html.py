@@ -162,7 +162,7 @@ class _Page:
                 blocks.write(f" {alt} ")
         elif tag == "input":
             if box := _BOXES.get((attributes.get("type") or "").strip().lower()):
-                blocks.write(box["checked" in attributes])
+                blocks.write(f" {box['checked' in attributes]}")
         elif not self._notes and (mark := script(node, tag, attributes)):
             self._path[-1] = (blocks.place, mark)
             self._notes += mark == scripts.NOTE

@@ -29,6 +29,9 @@ _NO_WORDS = set(
     "yards inches sin cos tan cot log exp det dim ker max sinh cosh tanh".split()
 )
 """Units and functions, which have exponents and no notes, as words of two letters may."""
+_MONEY = "$€£"
+_PRICE = re.compile(r"([$€£]?\s?)((?<![\w.,])(?!10\Z)\d{1,3}(?:[,.]?\d{3}){0,3})\Z")
+"""A price before its hundredths, which shops raise. Of 10 nobody knows that it is none to the power of that."""
 _PRIMES = "′″‴'"
 _LETTERS = "abcde"
 """Marks of notes behind a number of three digits and more, which no exponents are."""
@@ -95,7 +98,9 @@ class _Line:
         if not inner:
             return
         if mark == SUB:
-            self.add(self._lowered(inner, base))
+            lowered = self._lowered(inner, base)
+            is_number = lowered[:1] == "_" and lowered[-1:].isdigit() and behind[:1].isdigit()
+            self.add(f"{lowered} " if is_number else lowered)  # a logarithm to the base 2, of 8
         elif mark == SUP and behind.strip() in ("/", "⁄", "∕") and following == [SUB] and inner.isdigit():
             self.add(f" {inner}" if base[-1:].isdigit() else inner)
             self._part_of_fraction = True
@@ -121,6 +126,8 @@ class _Line:
 
 def _raised(inner: str, base: str, behind: str, note: bool) -> str:
     """Return what is raised behind a base."""
+    if len(inner) == 2 and inner.isdigit() and (price := _price(base, behind)):
+        return f"{',' if '.' in price else '.'}{inner}"
     if inner in ("o", "°", "º") and base[-1:].isdigit() and behind[:1] in ("C", "F"):
         return "°"
     if inner.lower() in _SIGNS or not inner.strip(_PRIMES) or (inner.isalpha() and _is_ending(inner.lower(), base)):
@@ -132,6 +139,13 @@ def _raised(inner: str, base: str, behind: str, note: bool) -> str:
     if inner[0] == "[" and inner[-1] == "]":  # a remark: `[citation needed]`
         return f" {inner}"
     return f"^{_bracketed(inner)}"
+
+
+def _price(base: str, behind: str) -> str:
+    """Return the number at the end of a base if it is an amount of money; empty for any other."""
+    found = _PRICE.search(base)
+    is_money = found is not None and (found[1].strip() or (behind.lstrip()[:1] or " ") in _MONEY)
+    return found[2] if found and is_money else ""
 
 
 def _alone(inner: str, base: str, behind: str) -> str:

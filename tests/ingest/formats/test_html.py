@@ -86,6 +86,11 @@ def test_a_page_of_xml_is_read_as_xml() -> None:
     assert text(page) == "if a < b & c"
 
 
+def test_boxes_are_apart_from_the_words_before_them() -> None:
+    page = "<label><input type=checkbox checked>Tea</label><label><input type=checkbox>Cake</label>"
+    assert text(page) == "[x] Tea [ ] Cake"
+
+
 def test_main_must_hold_a_fair_part_of_the_text() -> None:
     body = "<p>" + "The text is out here. " * 10
     assert text(f"<main>Loading</main>{body}").startswith("Loading\n\nThe text is out here.")

@@ -24,6 +24,8 @@ SHOWN = [
     ("Fe<sub>2</sub>(SO<sub>4</sub>)<sub>3</sub>", "Fe2(SO4)3"),
     ("SO<sub>4</sub><sup>2−</sup>", "SO4^2−"),
     ("log<sub>2</sub> 8", "log_2 8"),
+    ("log<sub>2</sub>8", "log_2 8"),
+    ("$19<sup>95</sup>, 1.299<sup>00</sup> €, 10<sup>12</sup> €", "$19.95, 1.299,00 €, 10^12 €"),
     ("1<sup>1</sup>/<sub>2</sub> cups", "1 1/2 cups"),
     ("<sup>3</sup>&frasl;<sub>4</sub> cup", "3⁄4 cup"),
     (
