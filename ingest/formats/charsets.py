@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
 
 from ragkv.errors import InvalidDocument
+from ragkv.ingest.formats.japanese import VENDORS
 from ragkv.ingest.text import check_replacements, check_text
 
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
@@ -32,7 +32,7 @@ _CODECS = {
     "x-mac-cyrillic": ("mac_cyrillic",),
     "koi8-u": ("koi8_u",),
 }
-"""Name in the standard → codecs of Python and of _VENDORS. A later one is tried where an earlier one does not fit."""
+"""Name in the standard → codecs of Python and of VENDORS. A later one is tried where an earlier one does not fit."""
 _BEYOND = {
     **dict.fromkeys(("koi8r",), "koi8-r"),
     **dict.fromkeys(("koi8u",), "koi8-u"),
@@ -215,7 +215,7 @@ def _decoded(data: bytes, name: str) -> str:
     """Decode data in the first codec that fits, else in the one that fits best."""
     best = ""
     for at, codec in enumerate(_CODECS.get(name, (name,))):
-        vendor = _VENDORS.get(codec)
+        vendor = VENDORS.get(codec)
         text = vendor(data) if vendor else data.decode(codec, errors="replace")
         left = text.count("\ufffd")
         if not at or left < best.count("\ufffd"):
@@ -230,46 +230,6 @@ def _corrected(text: str, name: str) -> str:
     if name == "x-mac-cyrillic":
         return text.translate(_UKRAINIAN).translate(_EURO)
     return text.translate(_RUSSIAN) if name == "koi8-u" else text
-
-
-def _euc_of_windows(data: bytes) -> str:
-    """Decode EUC-JP with the rows that Windows adds (`①`, `髙`), which Python's codec lacks."""
-    return re.sub(rb"\x8e[\xa1-\xdf]|\x8f[\xa1-\xfe]{2}|[\xa1-\xfe]{2}", _shifted, data).decode(
-        "cp932", errors="replace"
-    )
-
-
-def _shifted(match: re.Match[bytes]) -> bytes:
-    """Return a character of EUC-JP in Shift_JIS."""
-    pair = match[0]
-    if pair[0] == 0x8E:
-        return pair[1:]
-    if pair[0] == 0x8F:
-        return b"\x81\xac"  # of JIS X 0212, which Shift_JIS lacks: 〓
-    row, cell = pair[0] - 0xA1, pair[1] - 0xA1
-    lead = 0x81 + row // 2 if row < 62 else 0xC1 + row // 2
-    if row % 2:
-        return bytes((lead, 0x9F + cell))
-    return bytes((lead, 0x40 + cell + (cell >= 63)))
-
-
-def _iso_2022_of_windows(data: bytes) -> str:
-    """Decode ISO-2022-JP with the rows that Windows adds and half-width katakana."""
-    first, *parts = data.split(b"\x1b")
-    texts = [first.decode("cp932", errors="replace")]
-    for part in parts:
-        shift, rest = (part[:2], part[2:]) if part[:1] in (b"$", b"(") else (b"", part)
-        if shift in (b"$B", b"$@"):
-            lines = re.split(rb"([\x00-\x20]+)", rest)
-            texts += [_euc_of_windows(bytes(byte | 0x80 if byte > 32 else byte for byte in line)) for line in lines]
-        elif shift == b"(I":
-            texts.append(bytes(byte | 0x80 if byte > 32 else byte for byte in rest).decode("cp932", errors="replace"))
-        else:
-            texts.append(rest.decode("cp932", errors="replace"))
-    return "".join(texts)
-
-
-_VENDORS: dict[str, Callable[[bytes], str]] = {"euc_windows": _euc_of_windows, "iso2022_windows": _iso_2022_of_windows}
 
 
 def _unlabelled(data: bytes) -> str | None:
