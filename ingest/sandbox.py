@@ -36,6 +36,7 @@ from ragkv.ingest.formats.base import Parsed
 FORMATS = {
     ".html": "html",
     ".htm": "html",
+    ".xhtml": "html",
     ".pdf": "pdf",
     ".docx": "docx",
     ".pptx": "pptx",

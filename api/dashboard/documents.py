@@ -49,6 +49,7 @@ FORMAT_NAMES = {
     ".md": "Markdown",
     ".html": "HTML",
     ".htm": "HTML",
+    ".xhtml": "HTML",
     ".pdf": "PDF",
     ".docx": "Word",
     ".pptx": "PowerPoint",

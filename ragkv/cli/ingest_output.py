@@ -25,7 +25,7 @@ BYTES_PER_TOKEN = 3.5
 """Of text, in the mean. What is said before an ingest is an estimate; the sums at the end are counted."""
 NOTICED = 256 * 2**20
 """Bytes of KV from which on an ingest says before it begins how much it will store."""
-TEXTS = (".txt", ".md", ".csv", ".jsonl", ".html", ".htm")
+TEXTS = (".txt", ".md", ".csv", ".jsonl", ".html", ".htm", ".xhtml")
 """Files whose size tells how much text is in them."""
 
 

@@ -116,7 +116,7 @@ def test_an_unknown_format_names_the_known_ones(name: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         parse(b"text", name, LIMIT)
     assert str(caught.value).endswith(
-        "known: .txt, .md, .jsonl, .html, .htm, .pdf, .docx, .pptx, .xlsx, .epub, .eml, .csv, .tsv"
+        "known: .txt, .md, .jsonl, .html, .htm, .xhtml, .pdf, .docx, .pptx, .xlsx, .epub, .eml, .csv, .tsv"
     )
 
 

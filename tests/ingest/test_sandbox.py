@@ -314,6 +314,7 @@ HEADS = {
     ".csv": b"a,b\n",
     ".tsv": b"",
     ".htm": b"",
+    ".xhtml": b"",
 }
 
 
