@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ragkv.errors import TooLarge
@@ -100,6 +101,12 @@ class TextBlocks:
         """Add a formula, apart from a number before it: `1 1/2`."""
         last = next((part for part in reversed(self._parts) if part), "")[-1:]
         self.write(f" {formula}" if last.isdigit() and formula[:1].isdigit() else formula)
+
+    def begin_line(self) -> None:
+        """Begin a line in the open block, unless it is at the start of one."""
+        before = next((part for part in islice(reversed(self._parts), 8) if part == LINE or not part.isspace()), "")
+        if before and not before.endswith(LINE):
+            self._parts.append(LINE)
 
     def mark(self, mark: str) -> None:
         """Set the mark of the next block."""

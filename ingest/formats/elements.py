@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from selectolax.lexbor import LexborNode
 
 from ragkv.ingest.formats import scripts
+from ragkv.ingest.formats.symbols import is_symbols
 
 MAIN, BODY, AROUND = "main", "body", "around"
 Attributes = Mapping[str, str | None]
@@ -28,15 +29,16 @@ _AROUND_TAGS = {"nav", "search"}
 _AROUND_PAGE = {"header", "footer", "aside"}
 """Tags that are `around` the page. Inside `main` they are content: the head of an article, a note."""
 _AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
-_HIDING = re.compile(
-    r"display\s*:\s*none|visibility\s*:\s*hidden|\bline-through\b|\bmso-hide\s*:\s*all"
-    r"|(?<![\w-])(?:max-)?(?:height|width)\s*:\s*0(?:px)?\s*;(?:[^;]*;){0,9}?\s*overflow\s*:\s*hidden",
-    re.IGNORECASE,
+_HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden|\bline-through\b)", re.IGNORECASE)
+_SIZELESS = re.compile(
+    r"(?<![\w-])(?:max-)?(?:height|width)\s*:\s*0(?:px)?\s*;(?:[^;]*;){0,9}?\s*overflow\s*:\s*hidden", re.IGNORECASE
 )
 _PAGE_NUMBERS = {"pagebreak", "doc-pagebreak"}
 """Kinds of elements that say where a page of the printed book begins, in the middle of a sentence."""
 _SECTIONS = {"section", "aside", "blockquote", "td", "figure", "details"}
 """Elements whose head, foot and notes are theirs and not those of the page."""
+_LINE_STYLE = re.compile(r"(?<![\w-])display\s*:\s*(?:block|flex|grid|table|list-item)\b", re.IGNORECASE)
+_FONT = re.compile(r"(?<![\w-])font(?:-family\s*:\s*([^;]{1,100})|\s*:[^;]*?([\"'][^\"';]{1,100}[\"']))", re.IGNORECASE)
 _RAISING = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
 _NOTES = {"noteref", "doc-noteref"}
 """Kinds of links that lead to a note."""
@@ -88,19 +90,39 @@ def _leads_into(node: LexborNode | None) -> bool:
     return node is not None and node.tag == "a" and "#" in (node.attributes.get("href") or "")
 
 
+def is_line(attributes: Attributes) -> bool:
+    """Whether an element of a line is shown as a line of its own."""
+    return "display" in (style := attributes.get("style") or "") and _LINE_STYLE.search(style) is not None
+
+
+def font_of(tag: str, attributes: Attributes, outside: str) -> str:
+    """Return the font of an element if that has signs for letters; else empty. outside: that of its parent."""
+    font = attributes.get("face") if tag == "font" else None
+    if font is None and "font" in (style := attributes.get("style") or "") and (named := _FONT.search(style)):
+        font = named[1] or named[2] or ""
+    first = outside if font is None else font.partition(",")[0].strip(" \"'")
+    return first if is_symbols(first) else ""
+
+
 def is_unseen(tag: str, attributes: Attributes) -> bool:
+    if not attributes:
+        return tag in _UNSEEN or tag == "dialog"
     if _FORMULA_OF_SCRIPT in (attributes.get("class") or ""):
         return False
     return (
         tag in _UNSEEN
         or "hidden" in attributes
-        or attributes.get("epub:type") in _PAGE_NUMBERS
-        or attributes.get("role") in _PAGE_NUMBERS
+        or ("epub:type" in attributes and attributes["epub:type"] in _PAGE_NUMBERS)
+        or ("role" in attributes and attributes["role"] in _PAGE_NUMBERS)
         or (tag == "dialog" and "open" not in attributes)
         # Icons and anchors. A page that was saved with an open dialog may have it on all other blocks.
         or (attributes.get("aria-hidden") == "true" and tag not in BLOCKS)
-        or _HIDING.search(attributes.get("style") or "") is not None
+        or ("style" in attributes and _hides(attributes["style"] or ""))
     )
+
+
+def _hides(style: str) -> bool:
+    return _HIDING.search(style) is not None or ("overflow" in style and _SIZELESS.search(style) is not None)
 
 
 def place_of(node: LexborNode, tag: str, attributes: Attributes, outside: str) -> str:

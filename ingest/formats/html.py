@@ -25,9 +25,22 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 from ragkv.errors import TooLarge
 from ragkv.ingest.formats import scripts
 from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ragkv.ingest.formats.elements import AROUND, BLOCKS, BODY, MAIN, Attributes, is_anchor, is_unseen, place_of, script
+from ragkv.ingest.formats.elements import (
+    AROUND,
+    BLOCKS,
+    BODY,
+    MAIN,
+    Attributes,
+    font_of,
+    is_anchor,
+    is_line,
+    is_unseen,
+    place_of,
+    script,
+)
 from ragkv.ingest.formats.numbering import NumberedList, span_of
-from ragkv.ingest.formats.page_source import MOST_NESTED, decode, html_of, is_nested, is_xhtml
+from ragkv.ingest.formats.page_source import MOST_NESTED, decode, html_of, is_nested, is_xhtml, styles_of
+from ragkv.ingest.formats.symbols import signs
 
 if TYPE_CHECKING:
     from ragkv.ingest.formats.formulas import Formula
@@ -43,10 +56,8 @@ ANCHORS = {"¶", "§", "#"}
 _HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 _SHAPED = {"table", "tr", "td", "th", "ol", "ul", "menu", "li", "pre", *_HEADINGS}
 """Blocks that are more than paragraphs."""
-_INLINE = {"a", "sup", "sub", "img", "input"}
+_INLINE = {"a", "sup", "sub", "img", "input", "font"}
 """Elements inside of blocks that are more than their text."""
-_TELLING = ("none", "hidden", "line-through", "super", "sub", "list-style")
-"""Words of style sheets that say more than how a page looks."""
 _BOXES = {"checkbox": ("[ ] ", "[x] "), "radio": ("( ) ", "(x) ")}
 """What stands for a box that can be ticked: empty, and ticked."""
 
@@ -76,7 +87,7 @@ def parse_text(source: str, limit: int, place: str = BODY, linked: Sequence[str]
     except SelectolaxError:
         raise MemoryError from None  # any text is a page, so only memory can be missing
     sheets = [*linked, *(node.text() for node in tree.css("style"))]
-    page = _Page(limit, place, _read(sheets, tree.root))
+    page = _Page(limit, place, styles_of(sheets, tree.root.attributes if tree.root is not None else {}))
     if tree.body is not None:
         _walk(page, tree.body)
         if sheets and not page.text().strip():  # scripts show what its style hides
@@ -97,7 +108,9 @@ class _Page:
         self._sheets = sheets
         self._lists: list[NumberedList | None] = []
         self._blocks.place = place
+        # Of each open element: the place around it, and its mark (LINE: it is a line, None: it is not seen).
         self._path: list[tuple[str, str | None]] = []
+        self._fonts: list[tuple[int, str]] = []  # that were set, with the number of open elements
         self._verbatim = self._notes = 0
         self._formula: Formula | None = None
 
@@ -109,7 +122,8 @@ class _Page:
         if tag == "-text":
             text = node.text_content or ""
             if text not in ANCHORS or not is_anchor(node.parent):
-                blocks.write(text.replace("\n", LINE) if self._verbatim else text)
+                text = text.replace("\n", LINE) if self._verbatim else text
+                blocks.write(signs(text, self._fonts[-1][1]) if self._fonts else text)
             return False
         if tag == "br":
             blocks.write(LINE)
@@ -136,6 +150,8 @@ class _Page:
             blocks.place = place
         if tag in _SHAPED:
             self._enter_block(node, tag, attributes)
+        if self._sheets is not None and (written := self._sheets.start()):
+            blocks.write(written)
         return True
 
     def _enter_block(self, node: LexborNode, tag: str, attributes: Attributes) -> None:
@@ -150,13 +166,17 @@ class _Page:
             self._lists.append(NumberedList(attributes, _items(node)) if tag == "ol" else None)
         elif tag == "li":
             numbers = self._lists[-1] if self._lists else None
-            blocks.mark("- " if numbers is None else numbers.mark(attributes.get("value")))
+            blocks.mark("- " if numbers is None else numbers.mark(attributes))
         elif tag in _HEADINGS:
             blocks.mark("#" * int(tag[1]) + " ")
         self._verbatim += tag == "pre"
 
     def _enter_inline(self, node: LexborNode, tag: str, attributes: Attributes) -> None:
         blocks = self._blocks
+        if self._fonts or "style" in attributes or tag == "font":
+            outside = self._fonts[-1][1] if self._fonts else ""
+            if (font := font_of(tag, attributes, outside)) != outside:
+                self._fonts.append((len(self._path), font))
         if tag == "img":
             if (alt := (attributes.get("alt") or "").strip()) and attributes.get("role") != "presentation":
                 blocks.write(f" {alt} ")
@@ -167,6 +187,9 @@ class _Page:
             self._path[-1] = (blocks.place, mark)
             self._notes += mark == scripts.NOTE
             blocks.write(mark)
+        elif is_line(attributes):
+            blocks.begin_line()
+            self._path[-1] = (blocks.place, "" if self._verbatim else LINE)
 
     def _enter_formula(self, formula: Formula, node: LexborNode, tag: str) -> bool:
         """Enter a node of a formula."""
@@ -194,10 +217,14 @@ class _Page:
                 return
             blocks.write_formula(self._formula.whole() or node.attributes.get("alttext") or "")
             self._formula = None
+        if self._fonts and self._fonts[-1][0] == len(self._path):
+            self._fonts.pop()
         place, mark = self._path.pop()
-        if self._sheets is not None:
-            self._sheets.leave()
-        if mark:
+        if self._sheets is not None and (written := self._sheets.leave()) and mark is not None:
+            blocks.write(written)
+        if mark == LINE:
+            blocks.begin_line()
+        elif mark:
             blocks.write(scripts.END)
             self._notes -= mark == scripts.NOTE
         if tag in BLOCKS or place != blocks.place:
@@ -227,15 +254,6 @@ class _Page:
         if main >= MAIN_SHARE * (main + body):
             return blocks.joined(BODY, AROUND)
         return blocks.joined(AROUND)
-
-
-def _read(sheets: list[str], root: LexborNode | None) -> StyleSheets | None:
-    """Return what style sheets hide and set off. Few saved pages have some; the module is imported for them."""
-    if not any(word in sheet for sheet in sheets for word in _TELLING):
-        return None
-    from ragkv.ingest.formats.page_style import StyleSheets
-
-    return StyleSheets(sheets, root.attributes if root is not None else {})
 
 
 def _formula() -> Formula:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 _ROMAN = {1000: "m", 900: "cm", 500: "d", 400: "cd", 100: "c", 90: "xc", 50: "l", 40: "xl", 10: "x"}
 _ROMAN |= {9: "ix", 5: "v", 4: "iv", 1: "i"}
 _STYLE = re.compile(r"list-style(?:-type)?\s*:\s*([a-z-]+)")
-_STYLES = {"lower-alpha": "a", "lower-latin": "a", "upper-alpha": "A", "upper-latin": "A"}
-_STYLES |= {"lower-roman": "i", "upper-roman": "I", "decimal": "1", "decimal-leading-zero": "01"}
+STYLES = {"lower-alpha": "a", "lower-latin": "a", "upper-alpha": "A", "upper-latin": "A"}
+STYLES |= {"lower-roman": "i", "upper-roman": "I", "decimal": "1", "decimal-leading-zero": "01"}
+"""How CSS calls the kinds of numbers."""
 _WORDS = {
     "one": "One Two Three Four Five Six Seven Eight Nine Ten Eleven Twelve".split(),
     "first": "First Second Third Fourth Fifth Sixth Seventh Eighth Ninth Tenth Eleventh Twelfth".split(),
@@ -76,11 +77,12 @@ class NumberedList:
         self._step = -1 if "reversed" in attributes else 1
         self._plain = False
         if style := _STYLE.search((attributes.get("style") or "").lower()):
-            self._plain, self._kind = style[1] == "none", _STYLES.get(style[1], self._kind)
+            self._plain, self._kind = style[1] == "none", STYLES.get(style[1], self._kind)
         self._next = whole(attributes.get("start"), items if self._step < 0 else 1)
 
-    def mark(self, value: str | None) -> str:
-        """Return the mark of the next item. value: the number that it says it has."""
-        number = whole(value, self._next)
+    def mark(self, attributes: Mapping[str, str | None]) -> str:
+        """Return the mark of the next item, which may say what number it has, and that it shows none."""
+        number = whole(attributes.get("value"), self._next)
         self._next = number + self._step
-        return "- " if self._plain else f"{written(number, self._kind)}. "
+        style = _STYLE.search((attributes.get("style") or "").lower())
+        return "- " if self._plain or (style and style[1] == "none") else f"{written(number, self._kind)}. "

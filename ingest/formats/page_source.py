@@ -1,12 +1,17 @@
-"""The bytes of a page of HTML to its source, and how deeply its elements lie in each other."""
+"""The bytes of a page of HTML to its source, its style sheets, and how deeply its elements lie in each other."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ragkv.ingest.formats import charsets
 from ragkv.ingest.text import check_replacements, check_text
+
+if TYPE_CHECKING:
+    from ragkv.ingest.formats.page_style import StyleSheets
 
 MOST_NESTED = 10_000
 """Most elements that are open at the same time. For each further one lexbor looks at all that are open."""
@@ -24,6 +29,9 @@ _CLOSED = re.compile(rf"<(?!(?:{_VOID})[\s/])([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>"
 """An element that XHTML closes at once. HTML would leave it open: a `<title/>` would swallow the page."""
 _CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
 _MATHML = re.compile(r"""xmlns:([A-Za-z]\w{0,15})\s?=\s?["']http://www\.w3\.org/1998/Math/MathML["']""")
+_TELLING = ("none", "hidden", "line-through", "super", "sub", "list-style", "block", ":before", ":after")
+"""Words of style sheets that say more than how a page looks."""
+_XHTML = 'xmlns="http://www.w3.org/1999/xhtml"'
 _HEAD = 4096
 """Bytes at the start of a page that are searched for its character set."""
 _CODE_POINTS = {"utf-16le", "utf-16be", "utf-16", "utf-32", "utf-32-le", "utf-32-be", "utf-7"}
@@ -66,7 +74,7 @@ def _without_comments(head: bytes) -> bytes:
 
 def is_xhtml(source: str) -> bool:
     """Whether a page says that it is XML."""
-    return source.lstrip().startswith("<?xml")
+    return source.lstrip().startswith("<?xml") or _XHTML in source[:_HEAD]
 
 
 def html_of(source: str) -> str:
@@ -76,6 +84,19 @@ def html_of(source: str) -> str:
     for prefix in set(_MATHML.findall(source)) if "1998/Math/MathML" in source else ():
         source = source.replace(f"<{prefix}:", "<").replace(f"</{prefix}:", "</")
     return _CLOSED.sub(r"<\1\2></\1>", source)
+
+
+def styles_of(sheets: Sequence[str], root: Mapping[str, str | None]) -> StyleSheets | None:
+    """Return what style sheets hide, set off and write; None for none of it. root: attributes of <html>.
+
+    Few saved pages have some; the module is imported for them.
+    """
+    if not any(word in sheet for sheet in sheets for word in _TELLING):
+        return None
+    from ragkv.ingest.formats.page_style import StyleSheets
+
+    read = StyleSheets(sheets, root)
+    return read if read.says_anything else None
 
 
 def is_nested(source: str) -> bool:

@@ -91,6 +91,52 @@ def test_boxes_are_apart_from_the_words_before_them() -> None:
     assert text(page) == "[x] Tea [ ] Cake"
 
 
+@pytest.mark.parametrize(
+    ("sheet", "page", "read"),
+    [
+        (
+            "h2 {counter-increment: s} h2::before {content: counter(s) '. '}",
+            "<h2>Tea</h2><h2>Cake</h2>",
+            "## 1. Tea\n\n## 2. Cake",
+        ),
+        (
+            "body {counter-reset: c 2} h1 {counter-increment: c; counter-reset: s} h2 {counter-increment: s}"
+            "h1:before {content: 'Part ' counter(c, upper-roman) ': '}"
+            "h2:before {content: counter(c) '.' counter(s) ' '}",
+            "<h1>A</h1><h2>a</h2><h2>b</h2><h1>B</h1><h2>c</h2>",
+            "# Part III: A\n\n## 3.1 a\n\n## 3.2 b\n\n# Part IV: B\n\n## 4.1 c",
+        ),
+        (
+            "ol {counter-reset: i; list-style: none} li {counter-increment: i}"
+            "li:before {content: counters(i, '.') ' '}",
+            "<ol><li>a<ol><li>b<li>c</ol><li>d</ol>",
+            "- 1 a\n- 1.1 b\n- 1.2 c\n- 2 d",
+        ),
+        (
+            ".kg::after {content: '\\a0 kg'} .eur::before {content: '€'} p .no {display: none}",
+            "<p class=eur>5</p><p>7<b class=kg></b><b class='no kg'>9</b>",
+            "€5\n\n7 kg",
+        ),
+        ("p::before {content: '→ '} b::after {content: '\\f005'} i::before {content: 'x'}", "<p>a<b></b><i></i>", "a"),
+        (
+            ".line {display: block}",
+            "<p>Price<b class=line>50</b>60</p><h2>A <i class=line>b</i></h2>",
+            "Price\n50\n60\n\n## A b",
+        ),
+    ],
+)
+def test_what_style_sheets_write_is_read(sheet: str, page: str, read: str) -> None:
+    assert text(f"<style>{sheet}</style>{page}") == read
+
+
+def test_signs_of_fonts_are_characters() -> None:
+    arrow, less = (
+        "<i style='font-family:Wingdings'>à<b style='font:7pt \"Arial\"'>à</b></i>",
+        "<font face=Symbol>£</font>",
+    )
+    assert text(f"<p>{arrow} {less} 5 à") == "→à ≤ 5 à"
+
+
 def test_main_must_hold_a_fair_part_of_the_text() -> None:
     body = "<p>" + "The text is out here. " * 10
     assert text(f"<main>Loading</main>{body}").startswith("Loading\n\nThe text is out here.")
