@@ -40,6 +40,11 @@ _SECTIONS = {"section", "aside", "blockquote", "td", "figure", "details"}
 _LINE_STYLE = re.compile(r"(?<![\w-])display\s*:\s*(?:block|flex|grid|table|list-item)\b", re.IGNORECASE)
 _FONT = re.compile(r"(?<![\w-])font(?:-family\s*:\s*([^;]{1,100})|\s*:[^;]*?([\"'][^\"';]{1,100}[\"']))", re.IGNORECASE)
 _RAISING = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
+_MOVED = re.compile(
+    r"(?:vertical-align|(?<![\w-])top)\s*:\s*(-?)(?:(?:0?\.[2-9]\d*|[1-9](?:\.\d+)?)(?:em|ex|px|pt)|[2-9]\d%)",
+    re.IGNORECASE,
+)
+"""Small letters that are moved above or below the line by a length."""
 _NOTES = {"noteref", "doc-noteref"}
 """Kinds of links that lead to a note."""
 _NEAREST = 8
@@ -65,8 +70,19 @@ def script(node: LexborNode, tag: str, attributes: Attributes) -> str:
         return scripts.NOTE if _leads_into(node.parent) else scripts.SUP
     if tag == "sub":
         return scripts.SUB
-    raised = _RAISING.search(style) if (style := attributes.get("style")) else None
-    return (scripts.SUP if raised[1].lower() == "super" else scripts.SUB) if raised else ""
+    return _moved(style) if (style := attributes.get("style")) else ""
+
+
+def _moved(style: str) -> str:
+    """Return the mark of what a style moves above or below the line."""
+    if raised := _RAISING.search(style):
+        return scripts.SUP if raised[1].lower() == "super" else scripts.SUB
+    if "font-size" not in style or (moved := _MOVED.search(style)) is None:
+        return ""
+    is_top = moved[0].lower().startswith("top")
+    if is_top and "relative" not in style:
+        return ""
+    return scripts.SUB if bool(moved[1]) != is_top else scripts.SUP
 
 
 def _is_note_link(node: LexborNode, attributes: Attributes) -> bool:

@@ -35,8 +35,8 @@ _PRICE = re.compile(r"([$€£]?\s?)((?<![\w.,])(?!10\Z)\d{1,3}(?:[,.]?\d{3}){0,
 _PRIMES = "′″‴'"
 _LETTERS = "abcde"
 """Marks of notes behind a number of three digits and more, which no exponents are."""
-_LOCKED = ".,;:!?…\"'”’»。、"
-"""What ends a sentence or a part of it."""
+_LOCKED = ".,;:!?…\"'”’»。、%‰€$£"
+"""What ends a sentence or a part of it, and units that have no exponents."""
 
 
 def resolved(text: str) -> str:
@@ -175,7 +175,7 @@ def _is_ending(inner: str, base: str) -> bool:
 
 def _is_marked(inner: str, base: str) -> bool:
     """Whether a base has a note rather than an exponent: the end of a sentence, a year or a word that is no unit."""
-    if inner[0] in "[*†‡§¶∗(":
+    if inner[0] in "[*†‡§¶∗(" or inner[-1] == ")":
         return True
     word = _last(base, str.isalnum)
     if not inner[0].isdigit():
