@@ -165,7 +165,8 @@ def _found(data: bytes) -> tuple[str, str] | None:
     if found is None or found[1]:
         return found
     text = data.decode("cp1252", errors="replace")
-    if re.search("[ðþýÐÞÝ]", text) and re.search("[çüÇÜ]", text) and not re.search("[áéíóúæÁÉÍÓÚÆ]", text):
+    letters = set(text.lower())
+    if letters & {*"ðþý"} and letters & {*"çü"} and not letters & {*"áéíóúæ"}:
         return data.decode("cp1254", errors="replace"), "windows-1254"  # of Turkish, for Icelandic has all of the last
     return (text, WESTERN) if _is_western(text) else None
 
