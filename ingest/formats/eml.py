@@ -31,7 +31,7 @@ _DEEPEST = 16
 """Most signed messages inside each other."""
 _STUB = 300
 """Most characters of a plain text that says no more than where to read the message."""
-_ADDRESS = re.compile(r"<[^>\s]*>|https?://\S+")
+_ADDRESS = re.compile(r"<[^<>\s]*+>|https?://\S++")
 _BETWEEN = "\n\n"
 
 

@@ -19,7 +19,7 @@ _CONTENT = re.compile(r"(?<![\w-])content\s*:\s*((?:\"[^\"]*+\"|'[^']*+'|[^;\"']
 _COUNTED = re.compile(r"(?<![\w-])counter-(reset|increment|set)\s*:\s*([^;]{1,200})", re.IGNORECASE)
 _COUNTER = re.compile(r"([A-Za-z_][\w-]*)(?:\s+(-?\d{1,6}))?")
 _PIECE = re.compile(
-    r"\s*(?:\"((?:[^\"\\]|\\.)*+)\"|'((?:[^'\\]|\\.)*+)'"
+    r"(?:\"((?:[^\"\\]|\\.)*+)\"|'((?:[^'\\]|\\.)*+)'"
     r"|(counters?)\(\s*([\w-]+)\s*(?:,\s*[\"']([^\"']{0,9})[\"']\s*)?(?:,\s*([\w-]+)\s*)?\))",
     re.DOTALL,
 )

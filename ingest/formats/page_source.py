@@ -27,7 +27,7 @@ _LEFT_OPEN = {
 _VOID = "area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr"
 _CLOSED = re.compile(rf"<(?!(?:{_VOID})[\s/])([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>", re.ASCII | re.IGNORECASE)
 """An element that XHTML closes at once. HTML would leave it open: a `<title/>` would swallow the page."""
-_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
+_CDATA = "<![CDATA["
 _MATHML = re.compile(r"""xmlns:([A-Za-z]\w{0,15})\s?=\s?["']http://www\.w3\.org/1998/Math/MathML["']""")
 _TELLING = ("none", "hidden", "line-through", "super", "sub", "list-style", "block", ":before", ":after")
 """Words of style sheets that say more than how a page looks."""
@@ -79,11 +79,21 @@ def is_xhtml(source: str) -> bool:
 
 def html_of(source: str) -> str:
     """Return a page of XHTML as HTML: what is closed at once, quoted (CDATA), or MathML with a prefix."""
-    if "<![CDATA[" in source:
-        source = _CDATA.sub(lambda quoted: quoted[1].replace("&", "&amp;").replace("<", "&lt;"), source)
+    if _CDATA in source:
+        source = _escaped(source)
     for prefix in set(_MATHML.findall(source)) if "1998/Math/MathML" in source else ():
         source = source.replace(f"<{prefix}:", "<").replace(f"</{prefix}:", "</")
     return _CLOSED.sub(r"<\1\2></\1>", source)
+
+
+def _escaped(source: str) -> str:
+    """Return a page with the signs of what is quoted (CDATA) as entities."""
+    first, *others = source.split(_CDATA)
+    parts = [first]
+    for other in others:
+        quoted, end, rest = other.partition("]]>")
+        parts += [quoted.replace("&", "&amp;").replace("<", "&lt;"), rest] if end else [_CDATA, other]
+    return "".join(parts)
 
 
 def styles_of(sheets: Sequence[str], root: Mapping[str, str | None]) -> StyleSheets | None:
