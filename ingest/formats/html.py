@@ -131,9 +131,12 @@ class _Page:
             return False
         self._path.append((blocks.place, ""))
         attributes: Attributes = node.attributes
-        if self._sheets is not None:
-            attributes = self._sheets.enter(tag, attributes)
-        if is_unseen(tag, attributes) or (self._sheets is not None and self._sheets.hides()):
+        sheets = self._sheets
+        if sheets is not None and (styled := sheets.enter(tag, attributes)) is not None:
+            attributes = styled
+        else:
+            sheets = None
+        if is_unseen(tag, attributes) or (sheets is not None and sheets.hides()):
             self._path[-1] = (blocks.place, None)
             return False
         if tag == "math":
@@ -150,7 +153,7 @@ class _Page:
             blocks.place = place
         if tag in _SHAPED:
             self._enter_block(node, tag, attributes)
-        if self._sheets is not None and (written := self._sheets.start()):
+        if sheets is not None and (written := sheets.start()):
             blocks.write(written)
         return True
 

@@ -16,11 +16,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from ragkv.ingest.formats.page_content import Counters, content_of, counted_by
 
 Attributes = Mapping[str, str | None]
+T = TypeVar("T")
 MOST_RULES = 500
 """Most selectors that are read. Pages that scripts make have thousands."""
 _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
@@ -67,18 +68,32 @@ class _Rule(NamedTuple):
     style: str
 
 
-class _Fitting(NamedTuple):
-    """The rules for one element, as far as it says itself."""
+class _Rules(NamedTuple, Generic[T]):
+    """Rules by what they do: those of style sheets, or those for one element, as far as it says itself."""
 
-    hidden: Sequence[_Rule]
-    shown: Sequence[_Rule]
-    set_off: Sequence[_Rule]
-    before: Sequence[_Rule]
-    behind: Sequence[_Rule]
-    counted: Sequence[_Rule]
+    hidden: T
+    shown: T
+    set_off: T
+    before: T
+    behind: T
+    counted: T
 
 
-_NONE = _Fitting((), (), (), (), (), ())
+class _Read(NamedTuple):
+    """Style sheets that were read.
+
+    Attributes:
+        keyed: The rules of each kind, by a class, the id or the tag that an element must have.
+        says_anything: Whether they change what is shown.
+        names_ids: Whether a rule asks for an id.
+    """
+
+    keyed: _Rules[dict[str, list[_Rule]]]
+    says_anything: bool
+    names_ids: bool
+
+
+_NONE: _Rules[list[_Rule]] = _Rules([], [], [], [], [], [])
 _MOST_KNOWN = 256
 """Elements whose rules are kept."""
 
@@ -92,48 +107,41 @@ class StyleSheets:
 
     def __init__(self, sheets: Iterable[str], root: Attributes):
         """Read the rules. root: attributes of the page's <html>."""
-        self._open = [_element("html", root)]
-        hidden, shown, set_off = list[_Rule](), list[_Rule](), list[_Rule]()
-        before, behind, counted = list[_Rule](), list[_Rule](), list[_Rule]()
-        for number, (selectors, body) in enumerate(chain.from_iterable(map(_rules, sheets))):
-            found = hidden if _HIDDEN.search(body) else shown if _SHOWN.search(body) else None
-            if found is not None:
-                found += islice(_selected(selectors, number, ""), MOST_RULES - len(found))
-            if style := "; ".join(_SET_OFF.findall(body)):
-                set_off += islice(_selected(selectors, number, style), MOST_RULES - len(set_off))
-            if "counter-" in body:
-                counted += islice(_selected(selectors, number, counted_by(body)), MOST_RULES - len(counted))
-            for place, rules in (("before", before), ("after", behind)):
-                if f":{place}" in selectors and (content := content_of(body)):
-                    rules += islice(_selected(_of_place(selectors, place), number, content), MOST_RULES - len(rules))
-        self._keyed = [_by_key(rules) for rules in (hidden, shown, set_off, before, behind, counted)]
-        self._known: dict[_Element, _Fitting] = {}
-        self._fitting = [_NONE]
+        self._read = _read(tuple(sheets))
+        self.says_anything = self._read.says_anything
+        self._known: dict[tuple[str, str, str], tuple[_Element, _Rules[list[_Rule]]]] = {}
+        self._open = [self._of("html", root)]
         self._counters = Counters()
-        self.says_anything = any((hidden, set_off, before, behind))
 
-    def enter(self, tag: str, attributes: Attributes) -> Attributes:
-        """Enter an element. Returns its attributes, of which `style` also has what rules say that sets it off."""
-        element = _element(tag, attributes)
-        fitting = self._fitting_to(element)
-        self._open.append(element)
-        self._fitting.append(fitting)
+    def enter(self, tag: str, attributes: Attributes) -> Attributes | None:
+        """Enter an element.
+
+        Returns:
+            Its attributes, of which `style` also has what rules say that sets it off. None if no rule is for such
+            elements, as for most.
+        """
+        opened = self._of(tag, attributes)
+        self._open.append(opened)
+        fitting = opened[1]
+        if fitting is _NONE:
+            return None
         if not fitting.set_off or not (styles := [rule.style for rule in self._inside(fitting.set_off)]):
             return attributes
         return {**attributes, "style": "; ".join([*styles, attributes.get("style") or ""])}
 
     def start(self) -> str:
         """Return what is written before the element that was entered last, which is shown."""
-        fitting = self._fitting[-1]
+        fitting = self._open[-1][1]
         for rule in sorted(self._inside(fitting.counted), key=_weight) if fitting.counted else ():
             self._counters.count(len(self._open), rule.style)
         return self._written(fitting.before) if fitting.before else ""
 
     def leave(self) -> str:
         """Leave the element that was entered last. Returns what is written behind it."""
-        fitting = self._fitting.pop()
+        fitting = self._open[-1][1]
         text = self._written(fitting.behind) if fitting.behind else ""
-        self._counters.leave(len(self._open))
+        if self._read.keyed.counted:
+            self._counters.leave(len(self._open))
         self._open.pop()
         return text
 
@@ -143,25 +151,27 @@ class StyleSheets:
 
     def hides(self) -> bool:
         """Whether the rules hide the element that was entered last: the most specific one, or the last of those."""
-        fitting = self._fitting[-1]
+        fitting = self._open[-1][1]
         if not fitting.hidden:
             return False
         hidden = max(map(_weight, self._inside(fitting.hidden)), default=None)
         return hidden is not None and all(rule.weight < hidden for rule in self._inside(fitting.shown))
 
-    def _fitting_to(self, element: _Element) -> _Fitting:
-        """Return the rules for elements like this one, whatever is around them. Most elements are like others."""
-        found = self._known.get(element)
+    def _of(self, tag: str, attributes: Attributes) -> tuple[_Element, _Rules[list[_Rule]]]:
+        """Return an element and the rules for those like it, whatever is around them. Most elements are like others."""
+        id = attributes.get("id") or "" if self._read.names_ids else ""
+        key = tag, id, attributes.get("class") or ""
+        found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            keys = (*element.classes, element.id, element.tag)
-            found = self._known[element] = _Fitting(
-                *(
-                    [rule for key in keys for rule in keyed.get(key, ()) if rule.subject.names(element)]
-                    for keyed in self._keyed
-                )
+            element = _Element(tag, id, frozenset(key[2].split()))
+            names = (*element.classes, id, tag)
+            fitting: _Rules[list[_Rule]] = _Rules._make(
+                [rule for name in names for rule in keyed.get(name, ()) if rule.subject.names(element)]
+                for keyed in self._read.keyed
             )
+            found = self._known[key] = element, fitting if any(fitting) else _NONE
         return found
 
     def _inside(self, rules: Iterable[_Rule]) -> Iterator[_Rule]:
@@ -173,21 +183,36 @@ class StyleSheets:
         at, last = len(self._open) - 1, max(0, len(self._open) - 1 - MOST_AROUND)
         for is_parent, wanted in around:
             at -= 1
-            while not is_parent and at > last and not wanted.names(self._open[at]):
+            while not is_parent and at > last and not wanted.names(self._open[at][0]):
                 at -= 1
-            if at < last or not wanted.names(self._open[at]):
+            if at < last or not wanted.names(self._open[at][0]):
                 return False
         return True
 
 
-def _element(tag: str, attributes: Attributes) -> _Element:
-    return _made(tag, attributes.get("id") or "", attributes.get("class") or "") if attributes else _made(tag, "", "")
+@lru_cache(4)
+def _read(sheets: tuple[str, ...]) -> _Read:
+    """Read the rules of style sheets. Chapters of a book have the same."""
+    rules: _Rules[list[_Rule]] = _Rules([], [], [], [], [], [])
 
+    def add(kind: list[_Rule], found: Iterator[_Rule]) -> None:
+        kind += islice(found, MOST_RULES - len(kind))
 
-@lru_cache(1024)
-def _made(tag: str, id: str, classes: str) -> _Element:
-    """Make an element. Most elements of a page are like others."""
-    return _Element(tag, id, frozenset(classes.split()))
+    for number, (selectors, body) in enumerate(chain.from_iterable(map(_rules, sheets))):
+        if _HIDDEN.search(body):
+            add(rules.hidden, _selected(selectors, number, ""))
+        elif _SHOWN.search(body):
+            add(rules.shown, _selected(selectors, number, ""))
+        if style := "; ".join(_SET_OFF.findall(body)):
+            add(rules.set_off, _selected(selectors, number, style))
+        if "counter-" in body:
+            add(rules.counted, _selected(selectors, number, counted_by(body)))
+        for place, kind in (("before", rules.before), ("after", rules.behind)):
+            if f":{place}" in selectors and (content := content_of(body)):
+                add(kind, _selected(_of_place(selectors, place), number, content))
+    says_anything = any((rules.hidden, rules.set_off, rules.before, rules.behind))
+    names_ids = any(part.id for rule in chain(*rules) for part in (rule.subject, *(part for _, part in rule.around)))
+    return _Read(_Rules._make(map(_by_key, rules)), says_anything, names_ids)
 
 
 def _by_key(rules: Iterable[_Rule]) -> dict[str, list[_Rule]]:
