@@ -9,12 +9,31 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from ctypes import PYFUNCTYPE, addressof, c_float, c_int, c_ulong, c_ushort, c_void_p, cast
-from itertools import compress, pairwise, repeat
+from collections.abc import Iterator
+from ctypes import addressof, c_float, c_ushort
+from itertools import compress, pairwise
 from typing import Any, NamedTuple
 
-from pypdfium2 import PdfPage, PdfTextPage, raw
+from pypdfium2 import PdfPage, PdfTextPage
+from pypdfium2.raw import (
+    FPDF_PAGEOBJ_FORM,
+    FS_MATRIX,
+    FPDFFormObj_CountObjects,
+    FPDFFormObj_GetObject,
+    FPDFPage_CountObjects,
+    FPDFPage_GetObject,
+    FPDFPageObj_GetBounds,
+    FPDFPageObj_GetMatrix,
+    FPDFPageObj_GetType,
+    FPDFText_CountChars,
+    FPDFText_GetBoundedText,
+    FPDFText_GetCharIndexAtPos,
+    FPDFText_GetTextIndexFromCharIndex,
+    FPDFText_GetTextObject,
+    FPDFText_GetUnicode,
+    FPDFText_IsGenerated,
+    FPDFTextObj_GetFontSize,
+)
 
 from ragkv.ingest.formats.scripts import END, SUB, SUP, resolved
 
@@ -42,25 +61,10 @@ _Matrix = tuple[float, float, float, float, float, float]
 _WHOLE: _Matrix = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0)
 
 
-def _by_address(function: Any, result: Any, *arguments: Any) -> Any:
-    """Return a function of PDFium that takes and returns addresses. Called for each object, it takes half the time."""
-    return PYFUNCTYPE(result, *arguments)(cast(function, c_void_p).value or 0)
-
-
-_CHILD_OF_PAGE = _by_address(raw.FPDFPage_GetObject, c_void_p, c_void_p, c_int)
-_CHILD_OF_FORM = _by_address(raw.FPDFFormObj_GetObject, c_void_p, c_void_p, c_ulong)
-_CHILDREN = _by_address(raw.FPDFFormObj_CountObjects, c_int, c_void_p)
-_KIND = _by_address(raw.FPDFPageObj_GetType, c_int, c_void_p)
-_FONT_SIZE = _by_address(raw.FPDFTextObj_GetFontSize, c_int, c_void_p, c_void_p)
-_MATRIX = _by_address(raw.FPDFPageObj_GetMatrix, c_int, c_void_p, c_void_p)
-_BOUNDS = _by_address(raw.FPDFPageObj_GetBounds, c_int, c_void_p, *[c_void_p] * 4)
-_OBJECT_OF_LETTER = _by_address(raw.FPDFText_GetTextObject, c_void_p, c_void_p, c_int)
-
-
 class _Piece(NamedTuple):
     """Text that is painted at once: its object, the matrix around it, its size, and where its first letter stands."""
 
-    object: int
+    object: Any
     around: _Matrix
     size: float
     left: float
@@ -68,12 +72,10 @@ class _Piece(NamedTuple):
 
     def box(self) -> tuple[float, float, float, float]:
         """Return its left, bottom, right and top."""
-        bounds = (c_float * 4)()
-        start = addressof(bounds)
-        _BOUNDS(self.object, start, start + 4, start + 8, start + 12)
-        left, bottom, right, top = bounds
+        left, bottom, right, top = c_float(), c_float(), c_float(), c_float()
+        FPDFPageObj_GetBounds(self.object, left, bottom, right, top)
         a, _, _, d, e, f = self.around
-        return a * left + e, d * bottom + f, a * right + e, d * top + f
+        return a * left.value + e, d * bottom.value + f, a * right.value + e, d * top.value + f
 
 
 class _Script(NamedTuple):
@@ -106,9 +108,9 @@ def with_scripts(page: PdfPage) -> str:
 def _text(painted: PdfTextPage) -> str:
     """Return the text inside the bounds of a page, as `get_text_bounded` does, which looks for it twice."""
     left, bottom, right, top = painted.page.get_bbox()
-    room = 2 * raw.FPDFText_CountChars(painted) + 2
+    room = 2 * FPDFText_CountChars(painted) + 2
     units = (c_ushort * room)()
-    count = raw.FPDFText_GetBoundedText(painted, left, top, right, bottom, units, room)
+    count = FPDFText_GetBoundedText(painted, left, top, right, bottom, units, room)
     if count >= room:
         return str(painted.get_text_bounded())
     return bytes(memoryview(units)[:count]).decode("utf-16-le", errors="ignore").removesuffix("\0")  # its end
@@ -146,71 +148,67 @@ class _Pieces:
 
     Attributes:
         changes: Numbers of the pieces whose size differs from that of a neighbour.
-        known: These and their neighbours, by number.
     """
 
     def __init__(self, page: PdfPage):
-        self._objects: list[int] = []
-        self._arounds: list[_Matrix] = []
+        self._objects: list[tuple[Any, _Matrix]] = []
         self._sizes: list[float] = []
-        self._collect(addressof(page.raw.contents), raw.FPDFPage_CountObjects(page), _CHILD_OF_PAGE, _WHOLE, 0)
-        sizes, count = self._sizes, len(self._sizes)
-        has_changes = len({*sizes}) > 1 or min(sizes, default=2) <= _UNIT
-        differ = {at for at, (size, behind) in enumerate(pairwise(sizes)) if size != behind or behind <= _UNIT}
-        self.changes = sorted({*differ, *(at + 1 for at in differ)}) if has_changes else []
-        near = {number for at in self.changes for number in (at - 1, at, at + 1) if 0 <= number < count}
-        self.known = dict(zip(near, self._placed(list(near)), strict=True))
+        self._known: dict[int, _Piece] = {}
+        self._collect(page.raw, FPDFPage_CountObjects(page), FPDFPage_GetObject, _WHOLE, 0)
+        self.changes = (
+            sorted(self._changes()) if len({*self._sizes}) > 1 or min(self._sizes, default=2) <= _UNIT else []
+        )
 
-    def _placed(self, numbers: list[int]) -> Iterator[_Piece]:
-        """Yield pieces with their places."""
-        objects, arounds = [self._objects[at] for at in numbers], [self._arounds[at] for at in numbers]
-        for at, painted, around, matrix in zip(numbers, objects, arounds, _matrices(objects, arounds), strict=True):
-            a, b, _, d, e, f = matrix
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, number: int) -> _Piece:
+        """Return a piece. Most are never asked for."""
+        if number not in self._known:
+            painted, around = self._objects[number]
+            a, b, _, d, e, f = _matrix(painted, around)
             is_upright = a > 0 and d > 0 and abs(b) < 0.01 * a  # text that is turned is left as it is
-            yield _Piece(painted, around, self._sizes[at] * d if is_upright else 0.0, e, f)
+            self._known[number] = _Piece(painted, around, self._sizes[number] * d if is_upright else 0.0, e, f)
+        return self._known[number]
 
-    def _collect(self, parent: int, count: int, child: Any, around: _Matrix, depth: int) -> None:
+    def _changes(self) -> set[int]:
+        sizes = self._sizes
+        differ = [at for at, (size, behind) in enumerate(pairwise(sizes)) if size != behind or behind <= _UNIT]
+        return {*differ, *(at + 1 for at in differ)}
+
+    def _collect(self, parent: Any, count: int, child: Any, around: _Matrix, depth: int) -> None:
         """Add the text of a page or a form. child: (parent, number) → object."""
-        objects: list[int] = list(map(child, repeat(parent), range(count)))
-        sizes = (c_float * count)()
-        is_text: list[int] = list(map(_FONT_SIZE, objects, range(addressof(sizes), addressof(sizes) + 4 * count, 4)))
-        start = 0
-        for at in compress(range(count), map((0).__eq__, is_text)) if depth < _DEEPEST else ():
-            if _KIND(objects[at]) == raw.FPDF_PAGEOBJ_FORM:
-                self._add(objects[start:at], sizes[start:at], is_text[start:at], around)
-                start, form = at, objects[at]
-                self._collect(form, _CHILDREN(form), _CHILD_OF_FORM, next(_matrices([form], [around])), depth + 1)
-        self._add(objects[start:], sizes[start:], is_text[start:], around)
-
-    def _add(self, objects: list[int], sizes: list[float], is_text: list[int], around: _Matrix) -> None:
-        """Add the objects of a page or a form that are text."""
-        self._objects += compress(objects, is_text)
-        self._sizes += compress(sizes, is_text)
-        self._arounds += [around] * (len(self._objects) - len(self._arounds))
+        size, size_of, sizes, objects = c_float(), FPDFTextObj_GetFontSize, self._sizes, self._objects
+        for at in range(count):
+            painted = child(parent, at)
+            if size_of(painted, size):
+                sizes.append(size.value)
+                objects.append((painted, around))
+            elif depth < _DEEPEST and FPDFPageObj_GetType(painted) == FPDF_PAGEOBJ_FORM:
+                whole = _matrix(painted, around)
+                self._collect(painted, FPDFFormObj_CountObjects(painted), FPDFFormObj_GetObject, whole, depth + 1)
 
 
-def _matrices(objects: Sequence[int], arounds: Sequence[_Matrix]) -> Iterator[_Matrix]:
-    """Yield the matrices of objects inside others."""
-    values = (c_float * (6 * len(objects)))()
-    places = range(addressof(values), addressof(values) + 24 * len(objects), 24)
-    has_own: list[int] = list(map(_MATRIX, objects, places))
-    numbers = iter(values[:])
-    for has, around, own in zip(has_own, arounds, zip(*[numbers] * 6, strict=True), strict=True):
-        if not has or around is _WHOLE:
-            yield own if has else around
-            continue
-        (a, b, c, d, e, f), (u, v, w, x, y, z) = own, around
-        yield a * u + b * w, a * v + b * x, c * u + d * w, c * v + d * x, e * u + f * w + y, e * v + f * x + z
+def _matrix(painted: Any, around: _Matrix) -> _Matrix:
+    """Return the matrix of an object inside another one."""
+    own = FS_MATRIX()
+    if not FPDFPageObj_GetMatrix(painted, own):
+        return around
+    a, b, c, d, e, f = own.a, own.b, own.c, own.d, own.e, own.f
+    if around is _WHOLE:
+        return a, b, c, d, e, f
+    u, v, w, x, y, z = around
+    return a * u + b * w, a * v + b * x, c * u + d * w, c * v + d * x, e * u + f * w + y, e * v + f * x + z
 
 
 def _off_line(pieces: _Pieces) -> Iterator[tuple[int, tuple[int, str]]]:
     """Yield each piece that is off the line: (its number, (number of the piece on its line, mark))."""
-    scripts, known = dict[int, int](), pieces.known
+    scripts = dict[int, int]()
     for at in pieces.changes:
-        base, mark, piece = scripts.get(at - 1, at - 1), "", known[at]
-        if base >= 0 and (mark := _mark(known[base], piece)) and not _is_near(pieces, base, at):
+        base, mark = scripts.get(at - 1, at - 1), ""
+        if base >= 0 and (mark := _mark(pieces[base], pieces[at])) and not _is_near(pieces, base, at):
             mark = ""
-        if not mark and at + 1 in known and _mark(known[at + 1], piece) == SUP:  # of a note before its text
+        if not mark and at + 1 < len(pieces) and _mark(pieces[at + 1], pieces[at]) == SUP:  # of a note before its text
             base, mark = at + 1, SUP if _is_near(pieces, at, at + 1) else ""
         if mark:
             scripts[at] = base
@@ -229,25 +227,23 @@ def _mark(base: _Piece, piece: _Piece) -> str:
 
 def _is_near(pieces: _Pieces, base: int, at: int) -> bool:
     """Whether a piece stands behind a base, or behind what is off the line of that base."""
-    known = pieces.known
-    piece, most = known[at], _NEAR * max(known[base].size, known[at].size)
-    return any(abs(piece.left - known[before].box()[2]) < most for before in {base, at - 1})
+    piece, most = pieces[at], _NEAR * max(pieces[base].size, pieces[at].size)
+    return any(abs(piece.left - pieces[before].box()[2]) < most for before in {base, at - 1})
 
 
 def _scripts(page: Any, pieces: _Pieces, found: dict[int, tuple[int, str]]) -> Iterator[_Script]:
     """Yield where in the text of a page its pieces off the line are."""
-    known = pieces.known
     for at, (base, mark) in found.items():
-        span = _span(page, known[at])
+        span = _span(page, pieces[at])
         if span is None:
             continue
-        start, last = (raw.FPDFText_GetTextIndexFromCharIndex(page, place) for place in span)
+        start, last = (FPDFText_GetTextIndexFromCharIndex(page, place) for place in span)
         if not 0 <= start <= last:
             continue
         before = _space(page, span[0], -1) if base < at else None
         between = None
-        if at + 1 in known and (found.get(at + 1, (-1, ""))[0] == base or _is_level(known[base], known[at + 1])):
-            gap = (known[at + 1].left - known[at].box()[2]) / known[base].size
+        if at + 1 < len(pieces) and (found.get(at + 1, (-1, ""))[0] == base or _is_level(pieces[base], pieces[at + 1])):
+            gap = (pieces[at + 1].left - pieces[at].box()[2]) / pieces[base].size
             if -1 < gap < _FAR:
                 between = _space(page, span[1], 1) or (" " if gap > _SPACE else "")
         yield _Script(start, last + 1, mark, before, between)
@@ -261,11 +257,12 @@ def _is_level(base: _Piece, piece: _Piece) -> bool:
 def _span(page: Any, piece: _Piece) -> tuple[int, int] | None:
     """Return the first and the last letter of a piece among those of its page; None for a long one."""
     left, bottom, right, top = piece.box()
-    near, address = 0.2 * piece.size, addressof(page.contents)
-    place = raw.FPDFText_GetCharIndexAtPos(page, min((left + right) / 2, left + near), (bottom + top) / 2, near, near)
+    near, own = 0.2 * piece.size, addressof(piece.object.contents)
+    place = FPDFText_GetCharIndexAtPos(page, min((left + right) / 2, left + near), (bottom + top) / 2, near, near)
 
     def is_own(at: int) -> bool:
-        return at >= 0 and _OBJECT_OF_LETTER(address, at) == piece.object
+        painted: Any = FPDFText_GetTextObject(page, at) if at >= 0 else None
+        return bool(painted) and addressof(painted.contents) == own
 
     around = (place + step for step in _AROUND) if place >= 0 else ()
     first = last = next(filter(is_own, around), -1)
@@ -275,15 +272,15 @@ def _span(page: Any, piece: _Piece) -> tuple[int, int] | None:
         first -= 1
     while last < first + _LONGEST and is_own(last + 1):
         last += 1
-    visible = [at for at in range(first, last + 1) if chr(raw.FPDFText_GetUnicode(page, at)) not in _BLANK]
+    visible = [at for at in range(first, last + 1) if chr(FPDFText_GetUnicode(page, at)) not in _BLANK]
     return (visible[0], visible[-1]) if visible and last < first + _LONGEST else None
 
 
 def _space(page: Any, place: int, step: int) -> str:
     """Return a space where the page paints one before or behind a letter. Those that PDFium adds do not count."""
     at = place + step
-    while at >= 0 and (letter := chr(raw.FPDFText_GetUnicode(page, at))) in _BLANK and letter != "\0":
-        if not raw.FPDFText_IsGenerated(page, at):
+    while at >= 0 and (letter := chr(FPDFText_GetUnicode(page, at))) in _BLANK and letter != "\0":
+        if not FPDFText_IsGenerated(page, at):
             return " "
         at += step
     return ""
