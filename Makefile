@@ -88,7 +88,7 @@ scale: $(SCALE)/.ready redis ## the tests of several machines: PostgreSQL, Redis
 integrations: $(EXTRAS)/.ready $(VLLM)/.ready redis chromium ## the tests that need other packages: frameworks, vLLM, the site, notebooks, a release
 	$(subst $(VENV)/,$(EXTRAS)/,$(subst -n $(FILES),-n 0,$(TEST))) -m integrations -p no:asyncio --timeout 600 tests/integrations $(ARGS)
 
-mutants: $(READY) ## break the code in a hundred places, one by one: a test must fail each time; ARGS="NAME --jobs 4"
+mutants: $(READY) ## break the code in hundreds of places, one by one: a test must fail each time; ARGS="NAME --jobs 4"
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 test-oldest: $(OLDEST)/.ready redis curl ## the tests that touch transformers, with the oldest supported one

@@ -33,7 +33,7 @@ _SPELLED = re.compile(r'="([^"]*)"')
 
 
 def parse(data: bytes, limit: int) -> Parsed:
-    """Parse CSV. The first row names the columns, unless it is all numbers: then columns are numbered.
+    """Parse CSV. The first row names the columns, unless it is like those below it: then columns are numbered.
 
     Titles and comments above that row are paragraphs. The metadata says so where the file is not UTF-8.
 

@@ -150,7 +150,14 @@ def ask(
         if conversation is not None:
             _check_conversation(method or settings.method)
     options = AskOptions(
-        *(collection, conversation, top_k, parse_filter(filters or []), method, prefill, decode, max_tokens),
+        collection=collection,
+        conversation=conversation,
+        top_k=top_k,
+        filter=parse_filter(filters or []),
+        method=method,
+        prefill=prefill,
+        decode=decode,
+        max_tokens=max_tokens,
         answer_schema=read_schema(schema) if schema is not None else None,
         abstain_below=abstain_below,
         speculation=speculation,
