@@ -26,7 +26,8 @@ class TokenCounts:
         history: Tokens of earlier turns and their chunks that were in the cache when the question arrived, mean over
             layers. With `full:prefix=true` also tokens of chunks that an earlier question prefilled.
         prefilled: Tokens that went through the model before the first token, mean over layers: prefilled or recomputed
-            chunks, pending tokens of the last answer, earlier turns that had to be prefilled again, and the question.
+            chunks, chunks whose states were composed, pending tokens of the last answer, earlier turns that had to be
+            prefilled again, and the question.
     """
 
     context: int
@@ -116,7 +117,8 @@ class ByteCounts:
         loaded: Block ranges read: the kept blocks, and the padding that replaces dropped blocks while rows pass through
             during repair (SamKV). A kept block whose rows are all recomputed before anything reads them is not read.
         windows: Those of `loaded` that belong to layers with a window.
-        states: States of layers without attention, of one chunk at most; 0 in a model that has none.
+        states: States of layers without attention, of one chunk at most; 0 in a model that has none, and where they are
+            composed.
     """
 
     context_kv: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -17,9 +18,10 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, Pass, append
+from ragkv.model.recurrence import Composition, RecurrentState
 from ragkv.recompute.base import Blocks, KeyPositions, Piece, Rows
 from ragkv.sparse.base import DecodeState, last_rows, observe_queries
-from ragkv.sparse.prefill import SparsePrefill
+from ragkv.sparse.prefill import PrefillPolicy, SparsePrefill, prefill_attention
 from ragkv.timing import StepTimer
 
 EXPECTED = 8
@@ -35,6 +37,8 @@ class PassRunner:
     Attributes:
         model: The model whose passes are run.
         prefix_tokens: Token ids of S.
+        mode: What chunks are encoded after, as in `Prefiller`.
+        ingest_policy: How long chunks attend while they are encoded.
         prefix: KV of S, computed once.
     """
 
@@ -42,6 +46,9 @@ class PassRunner:
         self,
         model: DecoderModel,
         prefix: Sequence[int],
+        *,
+        mode: str = "shared",
+        ingest_policy: PrefillPolicy | None = None,
         graph_decoder: GraphDecoder | None = None,
         kv_transfer: KVTransfer | None = None,
     ):
@@ -50,16 +57,27 @@ class PassRunner:
         Args:
             model: The model.
             prefix: Token ids of S.
+            mode: What chunks are encoded after, as in `Prefiller`.
+            ingest_policy: How long chunks attend while they are encoded; None is dense.
             graph_decoder: Recorded graphs for short questions and passes of few rows; None runs every pass eagerly.
             kv_transfer: Copies blocks into the cache without making rows of them first. None makes one for the model's
                 device where the device can have one.
         """
-        self.model, self.prefix_tokens = model, tuple(prefix)
+        self.model, self.prefix_tokens, self.mode, self.ingest_policy = model, tuple(prefix), mode, ingest_policy
         self._graph_decoder = graph_decoder
         self._kv_transfer = kv_transfer or make_kv_transfer(model)
         self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.devices)
         if self.prefix_tokens:
             model.forward([append(self.prefix, self.prefix_tokens, 0, outputs=0)])
+
+    def encoding_pass(self, tokens: Sequence[int]) -> Pass:
+        """Return the pass that encodes a chunk, with a cache and a capture of its own."""
+        start = len(self.prefix_tokens) if self.mode == "shared" else 0
+        cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.devices)
+        if start:
+            cache.extend(self.prefix)
+        sparse = prefill_attention(self.ingest_policy, start + len(tokens))
+        return append(cache, tokens, start, outputs=0, capture=Capture(keys_too=True), attention=sparse)
 
     def read_pending(self, state: SessionState, timer: StepTimer) -> Passes[None]:
         """Give rows to the tokens that stand at the end of a session without any: S at first, later an answer's end."""
@@ -80,6 +98,19 @@ class PassRunner:
         if sources and self.model.states.bytes:
             tensors = yield from sources[-1].load_states()
             stitch.cache.states = self.model.states_of(tensors)
+
+    def compose_states(self, stitch: Stitch, sources: Sequence[ChunkSource]) -> Passes[None]:
+        """Let layers with a state read all new chunks, one after another, with the inputs of their encoding.
+
+        The states that stand in the cache go on, each through its layer's transitions over every chunk. What enters a
+        layer is not stored, so each chunk is run again as it was encoded. In a full prefill other rows would enter the
+        layers behind the first one; the transitions of the rows that do enter are exact.
+        """
+        nothing = (RecurrentState(),) * len(self.model.states.recurrent)
+        composition = Composition(stitch.cache.states or nothing)
+        for source in sources:
+            yield replace(self.encoding_pass(source.tokens), capture=None, composition=composition)
+        stitch.cache.states = composition.states
 
     def capacity(self, pieces: Sequence[Piece], fixed: Sequence[Blocks]) -> int:
         """Return the rows that a layer is likely to need. A plan that keeps more lets the cache grow."""

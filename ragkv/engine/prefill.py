@@ -27,12 +27,12 @@ from ragkv.kernels.host_copy import begin_host_copies
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache
-from ragkv.model.layer_pass import Capture, Pass, append
+from ragkv.model.layer_pass import Pass
 from ragkv.model.rotary import rotate
 from ragkv.recompute.base import Blocks, Method
 from ragkv.recompute.digest import DigestParams, block_means, build_digest, layers_at_once, retrieval_pairs
 from ragkv.sparse.base import decode_state
-from ragkv.sparse.prefill import PrefillPolicy, prefill_attention
+from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
 
@@ -70,7 +70,14 @@ class Prefiller:
             kv_transfer: See `PassRunner`.
         """
         self.model, self.prefix_tokens, self.mode, self.ingest_policy = model, tuple(prefix), mode, ingest_policy
-        self.runner = PassRunner(model, prefix, graph_decoder, kv_transfer)
+        self.runner = PassRunner(
+            model,
+            prefix,
+            mode=mode,
+            ingest_policy=ingest_policy,
+            graph_decoder=graph_decoder,
+            kv_transfer=kv_transfer,
+        )
 
     @property
     def prefix(self) -> ContextCache:
@@ -116,12 +123,7 @@ class Prefiller:
 
     def encoding_pass(self, tokens: Sequence[int]) -> Pass:
         """Return the pass that encodes a chunk, with a cache and a capture of its own."""
-        start = len(self.prefix_tokens) if self.mode == "shared" else 0
-        cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.devices)
-        if start:
-            cache.extend(self.prefix)
-        sparse = prefill_attention(self.ingest_policy, start + len(tokens))
-        return append(cache, tokens, start, outputs=0, capture=Capture(keys_too=True), attention=sparse)
+        return self.runner.encoding_pass(tokens)
 
     def captured(self, tokens: Sequence[int], done: Pass) -> ChunkKV:
         """Return the KV that a pass captured, with its digest, as `encode_many` does."""

@@ -134,6 +134,8 @@ def make_method(spec: str, model: DecoderModel, collection: str = "") -> Method:
         )
     if model.states.bytes:
         chosen = _without_repair(name, method, chosen)
+    elif chosen.get("states") == "composed":
+        raise InputError(f"states are composed where layers have one, and {model.name} has none: leave `states` out")
     try:
         return method.kind(**{**method.given(model), **_taught(method, model, collection), **chosen})
     except ValueError as error:

@@ -21,7 +21,8 @@ def fields_of(kind: Callable[..., Any], without: tuple[str, ...] = ()) -> dict[s
         without: Fields that a request may not set.
     """
     types = _types(kind)
-    return {f.name: types[f.name] for f in fields(kind) if f.name not in without}  # type: ignore[arg-type]
+    own_first = sorted(fields(kind), key=lambda f: f.kw_only is True)  # type: ignore[arg-type]  # shared ones come last
+    return {f.name: types[f.name] for f in own_first if f.name not in without}
 
 
 @cache

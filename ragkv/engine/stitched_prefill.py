@@ -62,7 +62,7 @@ class StitchedPrefill:
         self._stitch = state.stitch
         self._pieces = [source.piece for source in sources]
         self._cached = state.cached, state.chunks
-        self._pending = state.pending_count
+        self._pending, self._composed = state.pending_count, 0
         self._dense = DenseReasons()
         self._sparse: SparsePrefill | None = None
         self._decoding: DecodeState | None = None
@@ -87,7 +87,7 @@ class StitchedPrefill:
         self._state.append_question(len(self._question))
         if self._decoding is not None and self._decoding.wants_offloaded:
             self._decoding.offloaded = OffloadedBlocks(self._model, self._stitch, self._sources, plan)
-        prefilled = sum(recomputed_tokens(plan.recompute)) + self._pending + len(self._question)
+        prefilled = sum(recomputed_tokens(plan.recompute)) + self._pending + self._composed + len(self._question)
         return self._context(logits, plan, self._stitch.end, prefilled)
 
     def plan(self) -> Passes[Plan]:
@@ -117,10 +117,19 @@ class StitchedPrefill:
         rows = self._pending + self._runner.capacity(self._pieces[new:], fixed[new:]) + len(self._question)
         self._stitch.cache.make_room(rows + self._options.answer_tokens)
         yield from self._runner.read_pending(self._state, self._timer)
-        with self._timer.step("load"):
-            yield from self._runner.begin_states(self._stitch, self._sources[new:])
+        yield from self._begin_states(self._sources[new:])
         self._state.join(self._pieces[new:])
         self._reach = WindowReach(self._model.kinds, self._pieces, self._stitch.starts, self._stitch.end)
+
+    def _begin_states(self, new: Sequence[ChunkSource]) -> Passes[None]:
+        """Let layers with a state go on from behind new chunks: the last of them, or all, as the method says."""
+        if self._method.states == "last":
+            with self._timer.step("load"):
+                yield from self._runner.begin_states(self._stitch, new)
+            return
+        self._composed = sum(source.piece.tokens for source in new)
+        with self._timer.step("prefill"):
+            yield from self._runner.compose_states(self._stitch, new)
 
     def _load_composite(self, blocks: tuple[Blocks, ...]) -> Passes[list[Sequence[Blocks]]]:
         """Load the blocks per chunk that a composite pass reads; return those [layer][chunk] that it does not read.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ragkv.kernels.attention import index_to_device
 from ragkv.model.kv_cache import ContextCache
+from ragkv.model.recurrence import Composition
 from ragkv.types import Blend
 
 
@@ -93,6 +94,7 @@ class Pass:
         start: the layer that rows enter.
         hidden: [T, hidden]. Hidden states of the rows that enter layer `start`; None embeds the tokens.
         attention: sparse attention; None for dense attention.
+        composition: states that go on over the inputs of the pass, beside those of its cache.
         decodes: whether it is a plain pass (`append`) of tokens of an answer with logits for all of them, which a CPU
             may multiply with rounded weights.
     """
@@ -107,6 +109,7 @@ class Pass:
     start: int = 0
     hidden: Tensor | None = None
     attention: Attention | None = None
+    composition: Composition | None = None
     decodes: bool = False
 
 

@@ -42,11 +42,14 @@ class PassRows:
         self.rotary: dict[int, Rotary] = {}
         self._plans: dict[int | None, MaskPlan] = {}
         self._states = list(layer_pass.cache.states or (RecurrentState(),) * states)
+        self._composed = list(layer_pass.composition.states if layer_pass.composition else ())
         self._stays = behind and layer_pass.depth is None
 
     def recur(self, first: int, layers: Sequence[RecurrentLayer]) -> None:
         """Run layers with a state; first: the number of the first one among those of the model."""
         for number, layer in enumerate(layers, first):
+            if self._composed:
+                _, self._composed[number] = layer(self.hidden, self._composed[number])
             self.hidden, self._states[number] = layer(self.hidden, self._states[number])
 
     def drop_ended(self) -> None:
@@ -57,9 +60,11 @@ class PassRows:
             self.hidden = self.hidden if rows is None else self.hidden[rows]
 
     def leave_states(self) -> None:
-        """Give the cache the states behind the rows. A pass that stops early only asks, so it leaves none."""
+        """Give cache and composition the states behind the rows. A pass that stops early only asks, and leaves none."""
         if self._states and self.layer_pass.depth is None:
             self.layer_pass.cache.states = tuple(self._states)
+        if self.layer_pass.composition is not None:
+            self.layer_pass.composition.states = tuple(self._composed)
 
     @property
     def count(self) -> int:

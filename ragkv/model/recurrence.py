@@ -37,6 +37,20 @@ States = tuple[RecurrentState, ...]
 """The states of all layers that have one, in their order."""
 
 
+@dataclass
+class Composition:
+    """States that go on over what enters the layers during a pass, beside the pass's own states.
+
+    What a layer does with its state over some inputs is its transition. A pass applies those of its inputs to these
+    states; its own rows do not depend on them. Several passes, one after another, compose their transitions.
+
+    Attributes:
+        states: of all layers that have one; a pass replaces them when its forward has ended.
+    """
+
+    states: States
+
+
 class _CallCache:
     """What a layer of transformers takes for its cache during one call."""
 

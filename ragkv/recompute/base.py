@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -65,6 +65,9 @@ class Piece:
         """Return how many tokens blocks have, without listing them as `rows` does."""
         return sum(len(self.span(block)) for block in blocks)
 
+
+StatesBehind = Literal["last", "composed"]
+"""The states behind the `last` chunk, as it was encoded, or those that are `composed` of all chunks."""
 
 Rows = tuple[Tensor, Tensor]
 """k, v [m, Hkv, d] of some tokens."""
@@ -154,6 +157,11 @@ class Method(Protocol):
         """The kinds of evidence that the method asks of pieces."""
         ...
 
+    @property
+    def states(self) -> StatesBehind:
+        """What layers with a state go on from, in a model that has them."""
+        ...
+
     def screen(self, found: Sequence[BlockEvidence]) -> tuple[int, ...]:
         """Return the chunks that join the context, ascending. The others take no positions and are not read.
 
@@ -179,21 +187,6 @@ class Method(Protocol):
             read: What `composite_blocks` returned. These blocks are in the context cache, so a plan keeps them.
         """
         ...
-
-
-class AllChunks:
-    """A method of the papers: all retrieved chunks join the context, and the model alone decides what is read."""
-
-    chunks = 0
-
-    @property
-    def evidence(self) -> tuple[Kind, ...]:
-        """The kinds of evidence that the method asks of pieces: none."""
-        return ()
-
-    def screen(self, found: Sequence[BlockEvidence]) -> tuple[int, ...]:
-        """Return all chunks. See `Method.screen`."""
-        return tuple(range(len(found)))
 
 
 def require_between(low: float, high: float, **values: float) -> None:

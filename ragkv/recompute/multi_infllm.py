@@ -23,7 +23,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ragkv.recompute.base import AllChunks, Blocks, ChunkSpan, Piece, Plan, require_between
+from ragkv.recompute.all_chunks import AllChunks
+from ragkv.recompute.base import Blocks, ChunkSpan, Piece, Plan, require_between
 from ragkv.recompute.samkv import score
 
 

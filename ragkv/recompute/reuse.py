@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ragkv.recompute.base import AllChunks, Blocks, ChunkSpan, Piece, Plan
+from ragkv.recompute.all_chunks import AllChunks
+from ragkv.recompute.base import Blocks, ChunkSpan, Piece, Plan
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ragkv.recompute.all_chunks import AllChunks
 from ragkv.recompute.analysis import outlier_tokens
 from ragkv.recompute.base import (
-    AllChunks,
     Blocks,
     Piece,
     Plan,

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ragkv.kernels.attention import index_to_device
-from ragkv.recompute.base import Blocks, Piece, Plan, inexact_tokens, require_between
+from ragkv.recompute.base import Blocks, Piece, Plan, StatesBehind, inexact_tokens, require_between
 from ragkv.recompute.digest import retrieval_pairs
 from ragkv.recompute.evidence import WEIGHTS, WITHOUT_PASS, BlockEvidence, Kind, evidence_logits, piece_logits
 from ragkv.recompute.samkv import fuse
@@ -74,6 +74,7 @@ class Scout:
         chunks: Most retrieved chunks that join the context, those of the strongest blocks; 0: all.
         update: As in `SamKV`.
         repair: Recompute every `kept` token, or `none`.
+        states: As in `Method`.
     """
 
     layers: int
@@ -93,6 +94,7 @@ class Scout:
     chunks: int = 0
     update: Literal["overwrite", "fusion"] = "overwrite"
     repair: Literal["kept", "none"] = "kept"
+    states: StatesBehind = "last"
 
     def __post_init__(self) -> None:
         require_between(0, math.inf, opening=self.opening, reach=self.reach, chunks=self.chunks)

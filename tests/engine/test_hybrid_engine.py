@@ -64,6 +64,28 @@ def test_a_question_loads_the_states_of_the_last_chunk_and_the_report_counts_the
     assert ask(engine, method="full").report.bytes.states == 0
 
 
+def test_states_are_composed_where_that_is_asked_for_and_the_report_says_what_it_cost(engine):
+    for method in ("reuse", "scout", "samkv-fusion", "random"):
+        last, composed = ask(engine, method=method), ask(engine, method=f"{method}:states=composed")
+        assert composed.report.method == f"{method}:states=composed"
+        assert composed.report.bytes.states == 0, "nothing is stored for it"
+        assert composed.report.tokens.recomputed == 0
+        assert composed.report.tokens.prefilled == last.report.tokens.prefilled + last.report.tokens.context
+    assert ask(engine, method="reuse:states=last").report.bytes.states > 0
+
+
+def test_a_conversation_composes_the_chunks_of_each_turn(engine):
+    options = {"conversation": "b", "top_k": 1, "method": "reuse:states=composed"}
+    first, second, third = (ask(engine, f"Who built the {topic}?", **options) for topic in ("lamp", "mill", "mill"))
+    chunks = [sum(chunk.tokens for chunk in each.report.chunks) for each in (first, second)]
+    assert first.report.tokens.prefilled > chunks[0]
+    assert second.report.tokens.prefilled > chunks[1] - chunks[0]
+    assert third.report.tokens.prefilled < chunks[1] - chunks[0], "no new chunk: nothing to compose"
+    engine.sessions.forget_states()
+    replayed = ask(engine, "Who built the bridge?", **options)
+    assert replayed.report.tokens.prefilled > sum(chunk.tokens for chunk in replayed.report.chunks)
+
+
 def test_the_best_chunk_stands_last(engine):
     report = ask(engine, method="reuse").report
     assert report.cache.chunks == len(TOPICS)
@@ -100,6 +122,8 @@ def test_a_conversation_goes_on_with_and_without_new_chunks(engine):
 def test_what_recomputes_tokens_is_refused_with_what_to_ask_for(engine):
     with pytest.raises(InputError, match="cacheblend recomputes tokens"):
         ask(engine, method="cacheblend")
+    with pytest.raises(InputError, match="cacheblend recomputes tokens"):
+        ask(engine, method="cacheblend:states=composed")
 
 
 def test_answers_are_decoded_a_token_a_step_and_the_report_says_why(engine):

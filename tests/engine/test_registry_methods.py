@@ -13,7 +13,7 @@ from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
-from tests import families, tiny
+from tests import families, hybrids, tiny
 
 CALIBRATED = Profile(block=4, initial=1, local=2, stable_layers=(2, 3), retrieval_heads=((1, 3),))
 
@@ -143,3 +143,18 @@ def test_samkv_turns_vectors_of_all_layers_as_each_layer_turns_its_keys(name):
     x = torch.randn(shape.layers, 3, shape.kv_heads, shape.head_dim, dtype=turned.dtype)
     expected = [rotate(x[layer], turned.rotary(at, layer)) for layer in range(shape.layers)]
     assert torch.equal(method.rotate(x, at), torch.stack(expected))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_states_are_composed_only_where_layers_have_some(model, name):
+    with pytest.raises(InputError, match="states are composed where layers have one, and model has none"):
+        make_method(f"{name}:states=composed", model)
+    assert make_method(f"{name}:states=last", model) == make_method(name, model)
+
+
+def test_states_are_of_the_last_chunk_unless_the_request_says_otherwise():
+    hybrid = hybrids.model("lfm2")
+    assert (make_method("scout", hybrid).states, make_method("reuse", hybrid).states) == ("last", "last")
+    assert make_method("scout:states=composed", hybrid).states == "composed"
+    with pytest.raises(InputError, match="method scout: states is one of last, composed, not 'both'"):
+        check_method("scout:states=both")
