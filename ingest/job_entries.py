@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from base64 import b64encode
 
 from ragkv.catalog.limits import MAX_NAME
 from ragkv.errors import InputError, OutOfMemory, RagkvError, is_out_of_memory
@@ -45,7 +46,9 @@ def entry_of(item: Document | Rejected, limit: int) -> dict[str, str | None]:
             "code": code_of(type(error)),
             "message": storable(error.public),
         }
-    more = [item.pages, item.source] if item.source else [item.pages] if item.pages else []
+    more: list[object] = [item.pages, item.source, b64encode(item.file).decode()]
+    while more and not more[-1]:
+        more.pop()
     return {**row, "id": item.id, "payload": json.dumps([item.title, item.text, dict(item.metadata), *more])}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64decode
 from collections import Counter
 from typing import NamedTuple
 
@@ -91,9 +92,10 @@ def start_next(transaction: Transaction, worker: str, job: int | None = None) ->
 
 def _document(collection: str, document_id: str, payload: str) -> Document:
     """Return a document of the queue. Raises what it raises to read what an earlier release accepted."""
-    title, text, metadata, *more = json.loads(payload)  # a job that an older release queued has no pages and no source
+    title, text, metadata, *more = json.loads(payload)  # what is empty at the end is left out
     if is_deep(metadata):
         raise InvalidDocument(f"its metadata is nested deeper than {MAX_DEPTH} levels")
     starts = tuple((offset, number) for offset, number in (more[0] if more else ()))
     source = more[1] if len(more) > 1 else ""
-    return Document(document_id, shortened(title, MAX_TITLE), text, dict(metadata), collection, starts, source)
+    file = b64decode(more[2]) if len(more) > 2 else b""
+    return Document(document_id, shortened(title, MAX_TITLE), text, dict(metadata), collection, starts, source, file)

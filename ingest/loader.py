@@ -34,6 +34,10 @@ from ragkv.types import Document
 
 _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n---[ \t]*\n", re.DOTALL)
+SHOWN = frozenset({".pdf"})
+"""Formats whose pages can be shown (page_pictures.py)."""
+MOST_KEPT = 50 * 2**20
+"""Bytes of the largest file that is kept for that."""
 _HEADING_WITHIN = 65536
 """Characters at the start of a text that are searched for a heading."""
 
@@ -175,9 +179,18 @@ def _read(
         return
     try:
         title, metadata = shortened(parsed.title or PurePath(name).stem, MAX_TITLE), fitting(parsed.metadata)
-        yield checked(Document(name, title, parsed.text, metadata, collection, parsed.pages), limit)
+        kept = _kept(file, size, suffix)
+        yield checked(Document(name, title, parsed.text, metadata, collection, parsed.pages, file=kept), limit)
     except InputError as error:
         yield Rejected(name, error)
+
+
+def _kept(file: BinaryIO, size: int, suffix: str) -> bytes:
+    """Return the bytes of a file whose pages can be shown; b"" for others."""
+    if suffix not in SHOWN or size > MOST_KEPT:
+        return b""
+    file.seek(0)
+    return file.read(size)
 
 
 def _parsed(file: BinaryIO, size: int, suffix: str, limit: int, allowed: Allowance) -> Parsed:

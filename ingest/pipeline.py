@@ -124,9 +124,11 @@ def ingest_steps(
 
 
 def _keep(catalog: Catalog, document: Document, known: DocumentInfo) -> IngestOutcome:
-    """Leave unchanged content as it is. A file that is new to the document is noted."""
+    """Leave unchanged content as it is. A file that is new to the document is noted and kept."""
     if document.source not in ("", known.source):
         catalog.note_source(document)
+    if document.file:
+        catalog.keep_file(document)
     return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
 
 

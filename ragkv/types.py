@@ -72,6 +72,7 @@ class Document:
         pages: (offset, number) of each page: where it begins in `text`, and its number from 1. Empty for formats
             without pages.
         source: Path of the file that it came from, on the machine that read it; "" if it came from none of its own.
+        file: The bytes of that file, where they are kept so that its pages can be shown; b"" else.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Document:
     collection: str = "default"
     pages: tuple[tuple[int, int], ...] = ()
     source: str = ""
+    file: bytes = field(default=b"", repr=False)
 
 
 _PRICE = re.compile(r"(\d{1,7}(?:\.\d{1,4})?) ?([^\s\d]{0,8})")

@@ -16,5 +16,6 @@ def undo_migrations(connection: sqlite3.Connection) -> None:
     connection.execute("DROP TABLE leases")
     connection.execute("DROP TABLE segments")
     connection.execute("DROP TABLE sources")
+    connection.execute("DROP TABLE files")
     connection.execute("DROP TABLE turn_documents")
     connection.execute("ALTER TABLE turns DROP COLUMN removed")

@@ -7,6 +7,7 @@ documents travel to the workers through Ray's object store.
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -101,7 +102,8 @@ def encode_item(item: Document | Rejected) -> str:
     """Return an item as it travels to a worker."""
     if isinstance(item, Rejected):
         return json.dumps({"refused": str(item.error)})
-    document = [item.id, item.title, item.text, dict(item.metadata), item.collection, item.pages, item.source]
+    document = [item.id, item.title, item.text, dict(item.metadata), item.collection, item.pages]
+    document += [item.source, b64encode(item.file).decode()]
     return json.dumps({"document": document})
 
 
@@ -110,6 +112,6 @@ def decode_item(text: str) -> Document | str:
     content = json.loads(text)
     if "refused" in content:
         return str(content["refused"])
-    id, title, body, metadata, collection, pages, source = content["document"]
+    id, title, body, metadata, collection, pages, source, file = content["document"]
     starts = tuple((offset, number) for offset, number in pages)
-    return Document(id, title, body, metadata, collection, starts, source)
+    return Document(id, title, body, metadata, collection, starts, source, b64decode(file))

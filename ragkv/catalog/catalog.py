@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from ragkv.catalog import (
     documents,
     embedders,
     feed,
+    files,
     full_text,
     pgvector,
     prices,
@@ -171,7 +173,7 @@ class Catalog:
         document = version.document
         size = (
             _STORED_TIMES * len(document.text) + version.vectors.nbytes + sum(each.nbytes for each in version.segments)
-        )
+        ) + 2 * len(document.file)
         with self.write(alone=False, size=size) as transaction:
             transaction.lock(f"collection {document.collection}")  # for its quota and for the order of its rows
             if precondition:
@@ -228,6 +230,15 @@ class Catalog:
         with self.write(alone=False) as transaction:
             sources.note(transaction, document.collection, document.id, document.source)
 
+    @again_with_room
+    def keep_file(self, document: Document) -> None:
+        """Store the file of a document whose content is there already, unless it is stored."""
+        with self.read() as transaction:
+            if files.load(transaction, document.collection, document.id) == document.file:
+                return
+        with self.write(alone=False, size=2 * len(document.file)) as transaction:
+            files.note(transaction, document.collection, document.id, document.file)
+
     def document(self, collection: str, document_id: str) -> DocumentInfo:
         """Return the document. Raises NotFound."""
         found = self.find(collection, document_id)
@@ -242,11 +253,13 @@ class Catalog:
     def info_and_original(self, collection: str, document_id: str) -> tuple[DocumentInfo, Document]:
         """Return `document` and `original` of the same version. Raises NotFound."""
         with self.read() as transaction:
-            info = documents.find(transaction, collection, document_id)
-            if info is None:
-                raise documents.not_found(collection, document_id)
-            text, pages = documents.text_and_pages(transaction, collection, document_id)
-        return info, Document(document_id, info.title, text, info.metadata, collection, pages)
+            return documents.original(transaction, collection, document_id)
+
+    def with_file(self, collection: str, document_id: str) -> tuple[DocumentInfo, Document]:
+        """Return `info_and_original` with the file, where one is kept. Raises NotFound."""
+        with self.read() as transaction:
+            info, document = documents.original(transaction, collection, document_id)
+            return info, replace(document, file=files.load(transaction, collection, document_id))
 
     def documents(self, collection: str | None = None, order: DocumentOrder = ID_ORDER) -> list[DocumentInfo]:
         """Return the documents of one collection, or of all (None); by default ordered by (collection, id)."""

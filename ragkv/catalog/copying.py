@@ -24,6 +24,9 @@ from ragkv.types import Document
 
 BATCH = 500
 """Rows that are in memory at a time."""
+_LARGE = frozenset({"files", "job_documents"})
+"""Tables whose rows hold whole files: of these few at a time are in memory."""
+_LARGE_BATCH = 4
 HELD = frozenset({"claims", "claimed", "leases"})
 """Tables of what running processes hold."""
 MET = frozenset({"facts", "collections", "collection_embedders"})
@@ -65,7 +68,7 @@ def copy_rows(source: Transaction, target: Transaction) -> None:
 
 def _batches(source: Transaction, table: Table) -> Iterator[list[Any]]:
     found = iter(source.execute(select(table)))
-    while rows := list(islice(found, BATCH)):
+    while rows := list(islice(found, _LARGE_BATCH if table.name in _LARGE else BATCH)):
         yield rows
 
 

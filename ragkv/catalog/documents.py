@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, text, tuple_, update
 
-from ragkv.catalog import attributes, sources, tables, turns, versions
+from ragkv.catalog import attributes, files, sources, tables, turns, versions
 from ragkv.catalog.attributes import FilterShape
 from ragkv.catalog.limits import MAX_TITLE, read_metadata
 from ragkv.catalog.models import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder, DocumentVersion
@@ -23,9 +23,9 @@ from ragkv.catalog.tables import chunks, document_attributes
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import NotFound
 from ragkv.normalisation import folded
-from ragkv.types import Filter, Key
+from ragkv.types import Document, Filter, Key
 
-_DOCUMENTS, _VERSIONS, _SOURCES = tables.documents, tables.versions, tables.sources
+_DOCUMENTS, _VERSIONS, _SOURCES, _FILES = tables.documents, tables.versions, tables.sources, tables.files
 _JOINED = _DOCUMENTS.outerjoin(_VERSIONS, _VERSIONS.c.document == _DOCUMENTS.c.row)
 _INFO = ("metadata", "content_hash", "reader", "chunks", "tokens", "created", "updated")
 # An earlier release has stored titles of any length. What is sorted by is what is shown, so that a page is continued.
@@ -36,7 +36,12 @@ _SELECT = select(
     func.coalesce(_VERSIONS.c.number, 1),
     func.coalesce(_VERSIONS.c.bytes, 0),
     func.coalesce(_SOURCES.c.path, ""),
-).select_from(_JOINED.outerjoin(_SOURCES, _SOURCES.c.document == _DOCUMENTS.c.row))
+    func.coalesce(_FILES.c.bytes, 0),
+).select_from(
+    _JOINED.outerjoin(_SOURCES, _SOURCES.c.document == _DOCUMENTS.c.row).outerjoin(
+        _FILES, _FILES.c.document == _DOCUMENTS.c.row
+    )
+)
 _MINE = _DOCUMENTS.c.collection == bindparam("of")
 _NAMED = (_MINE, _DOCUMENTS.c.id == bindparam("named"))
 _INSERT = insert(_DOCUMENTS).returning(_DOCUMENTS.c.row)
@@ -102,6 +107,7 @@ def upsert(transaction: Transaction, version: DocumentVersion) -> tuple[int, lis
     versions.record(transaction, row, document.text, document.pages, differs)
     attributes.record(transaction, row, document)
     sources.record(transaction, row, document.source)
+    files.record(transaction, row, document.file, differs)
     return row, old_keys
 
 
@@ -132,12 +138,14 @@ def find(transaction: Transaction, collection: str, document_id: str) -> Documen
     return _info(row) if row else None
 
 
-def text_and_pages(
-    transaction: Transaction, collection: str, document_id: str
-) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Return the text of a document that exists, and its pages (see `Document.pages`)."""
+def original(transaction: Transaction, collection: str, document_id: str) -> tuple[DocumentInfo, Document]:
+    """Return a document and what the user sent, without its source and file. Raises NotFound."""
+    info = find(transaction, collection, document_id)
+    if info is None:
+        raise not_found(collection, document_id)
     found, pages = transaction.execute(_TEXT, {"of": collection, "named": document_id}).fetchone()
-    return str(found), tuple((offset, number) for offset, number in json.loads(pages))
+    starts = tuple((offset, number) for offset, number in json.loads(pages))
+    return info, Document(document_id, info.title, str(found), info.metadata, collection, starts)
 
 
 def all_documents(

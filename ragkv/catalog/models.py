@@ -102,6 +102,7 @@ class DocumentInfo:
         version: Counts the contents that the document has had, from 1.
         bytes: Size of its text in UTF-8.
         source: Path of the file that it came from; "" if that is not known.
+        file_bytes: Size of the file that is kept for its pages; 0 if none is.
     """
 
     collection: str
@@ -117,6 +118,7 @@ class DocumentInfo:
     version: int
     bytes: int
     source: str = ""
+    file_bytes: int = 0
 
 
 SortField = Literal["id", "title", "created", "updated", "bytes", "tokens", "chunks"]

@@ -87,6 +87,14 @@ sources = Table(
     Index("sources_by_path", "path"),
 )
 
+# content: of the file that a document was read from, where its pages can be shown · bytes: of the content
+files = Table(
+    "files",
+    metadata,
+    *(_refers("document", "documents.row", True), _number("bytes")),
+    Column("content", LargeBinary, nullable=False),
+)
+
 # AUTOINCREMENT: a row number is never used twice, so a stale index can miss a chunk but never name a wrong one. A
 # sequence of PostgreSQL gives the same guarantee.
 chunks = Table(

@@ -130,6 +130,7 @@ def test_ids_in_a_database_are_composed_and_found_by_their_words(catalog_address
             "UPDATE documents SET id = 'cafe\u0301'",
             "UPDATE document_attributes SET folded = 'cafe\u0301'",
             "DROP TABLE sources",
+            "DROP TABLE files",
             "UPDATE alembic_version SET version_num = 'segments'",
         ):
             connection.exec_driver_sql(statement)

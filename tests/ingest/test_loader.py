@@ -421,3 +421,9 @@ def test_the_title_of_a_file_is_cut_and_its_metadata_fits() -> None:
     page = f'<html lang="{"x" * 20_000}"><body><p>text</p></body></html>'
     (document,) = documents(read(page.encode(), "page.html", 2**20))
     assert document.metadata == {"format": "html"}
+
+
+def test_the_pdfs_of_a_folder_come_with_their_bytes(tmp_path: Path) -> None:
+    write(tmp_path, **{"a.pdf": pdf("Tea"), "b.PDF": pdf("Cake"), "c.txt": "Milk"})
+    found = {document.id: document.file for document in documents(list(load([tmp_path], 10_000, root=tmp_path)))}
+    assert found == {"a.pdf": pdf("Tea"), "b.PDF": pdf("Cake"), "c.txt": b""}

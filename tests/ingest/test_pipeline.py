@@ -283,3 +283,12 @@ def test_a_full_disk_keeps_the_old_version(on_a_small_disk: Callable[[str], str]
     printed = on_a_small_disk(FULL)
     assert "no space left" in printed
     assert "recovered" in printed
+
+
+def test_a_document_without_a_file_gets_it_although_its_content_is_unchanged(engine: FileEngine) -> None:
+    document = make_document("a")
+    ingest(engine, document)
+    assert ingest(engine, replace(document, file=b"%PDF- late")).status == "unchanged"
+    assert engine.catalog.with_file("default", "a")[1].file == b"%PDF- late"
+    assert ingest(engine, document).status == "unchanged"
+    assert engine.catalog.with_file("default", "a")[1].file == b"%PDF- late"

@@ -14,7 +14,7 @@ from ragkv.catalog import database, tables
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import ConfigError
 
-REVISIONS = ("baseline", "leases", "removals", "segments", "sources")
+REVISIONS = ("baseline", "leases", "removals", "segments", "sources", "files")
 HEAD = REVISIONS[-1]
 
 _RECORDED = select(column("version_num", Text)).select_from(table("alembic_version"))
