@@ -20,7 +20,7 @@ from ragkv.errors import ConfigError
 
 ANY = "*"
 METHODS = ("DELETE", "GET", "HEAD", "POST", "PUT")
-EXPOSED = ("Location", "Retry-After", "WWW-Authenticate", "X-Request-ID")
+EXPOSED = ("Location", "Retry-After", "WWW-Authenticate", "X-Ragkv-Marked", "X-Ragkv-Pages", "X-Request-ID")
 """Headers of responses that scripts may read, besides those that they always may."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,@*]+")
 

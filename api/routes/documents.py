@@ -1,6 +1,6 @@
 """`/v1/documents`: add, list, show and delete documents.
 
-An id may contain slashes. Only `/text` and `/chunks` continue a path after an id (document_parts.py).
+An id may contain slashes. Only `/text`, `/chunks` and `/pages/NUMBER` continue a path after an id (document_parts.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,17 @@ from ragkv.ingest.wrapping import unwrapped_in_place
 from ragkv.types import Document, Filter
 
 PARTS = (b"text", b"chunks")
-"""Last segments of paths that name a part of a document (document_parts.py)."""
+"""Last segments of paths that name a part of a document (document_parts.py), beside a number behind PAGES."""
+PAGES = b"pages"
+
+
+def document_of_part(path: bytes) -> bytes | None:
+    """Return the path of the document whose part a path names, as it was sent; None if it names none."""
+    document, _, last = path.rpartition(b"/")
+    if last.isdigit():
+        document, _, last = document.rpartition(b"/")
+        return document if last == PAGES else None
+    return document if last in PARTS else None
 
 
 class DocumentRoute(APIRoute):
@@ -44,8 +54,8 @@ class DocumentRoute(APIRoute):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Match the request unless its path, as it was sent, ends in a part's name behind an id."""
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        document, _, last = raw.rpartition(b"/")
-        is_part = last in PARTS and not document.endswith(b"/documents")
+        document = document_of_part(raw)
+        is_part = document is not None and not document.endswith(b"/documents")
         return (Match.NONE, {}) if is_part else super().matches(scope)
 
 

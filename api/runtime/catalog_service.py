@@ -28,6 +28,7 @@ from ragkv.engine.engine import Engine
 from ragkv.errors import Busy, CatalogCorrupt, NotFound, QuotaExceeded, RagkvError
 from ragkv.ingest.jobs import Jobs
 from ragkv.ingest.loader import checked
+from ragkv.ingest.page_pictures import PagePicture, draw_page
 from ragkv.ingest.pipeline import content_hash, reader_of
 from ragkv.ingest.sandbox import allowance_of
 from ragkv.model.wrapper import without_wrapper
@@ -52,6 +53,7 @@ class CatalogService:
         kv: What the KV of documents takes and saves.
         max_document_bytes: Longest document.
         parsing: Limits the threads that parse files.
+        drawing: Limits those that draw pages.
         allowed: What parsing one file may take.
         watchers: Clients that follow a job.
         undelivered: The answers that somebody waits for.
@@ -63,6 +65,7 @@ class CatalogService:
         self.max_document_bytes = limits.max_document_bytes
         self.parsing = anyio.CapacityLimiter(PARSERS)
         self.allowed = allowance_of(limits)
+        self.drawing = anyio.CapacityLimiter(PARSERS)
         self._catalog, self._jobs, self._history = engine.catalog, jobs, history
         self._examples = AnswerHistory(_EXAMPLES)
         self._prompt = engine.model.prompt
@@ -141,6 +144,16 @@ class CatalogService:
         """Return a document and its text. Raises NotFound."""
         info, document = self._catalog.info_and_original(collection, document_id)
         return info, document.text
+
+    def picture(self, collection: str, document_id: str, number: int, passage: tuple[int, int]) -> PagePicture | None:
+        """See `draw_page`. Returns None where there is no such document, or no longer when its page is drawn."""
+        try:
+            info, document = self._catalog.with_file(collection, document_id)
+        except NotFound:
+            return None
+        picture = draw_page(document, number, passage, self.allowed)
+        now = self._catalog.find(collection, document_id)
+        return picture if now is not None and now.content_hash == info.content_hash else None
 
     def collections(self, prefix: str) -> list[CollectionInfo]:
         """See Catalog.collections."""

@@ -70,6 +70,8 @@ class ListedDocument(BaseModel):
     """Unix seconds; when this version was stored."""
     source: str | None = None
     """Path of the file that it came from, as its sender told it; null if that is not known."""
+    file_bytes: int = 0
+    """Size of the file that is kept, so that its pages can be shown; 0 if none is."""
 
 
 class ShownDocument(ListedDocument):
@@ -224,6 +226,7 @@ def to_listed_document(info: DocumentInfo, tenant: Tenant, sizes: KVSizes) -> di
         "created": info.created,
         "updated": info.updated,
         "source": info.source or None,
+        "file_bytes": info.file_bytes,
     }
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ragkv.config import Settings
 
 _FIELDS = (
-    *("id", "collection", "title", "metadata", "chunks", "tokens", "bytes", "version", "hash"),
+    *("id", "collection", "title", "metadata", "chunks", "tokens", "bytes", "file_bytes", "version", "hash"),
     *("created", "updated"),
 )
 _CHUNK_FIELDS = ("chunk_id", "chunk", "heading", "page", "start", "end", "tokens", "text")

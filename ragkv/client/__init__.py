@@ -14,7 +14,15 @@ the service, and `Unreachable` reports that there is no connection.
 
 from ragkv.client.asynchronous import AsyncClient
 from ragkv.client.chat import ChatAnswer, ChatMessage, TokenUsage
-from ragkv.client.document_models import Collection, Page, RemoteChunk, RemoteChunks, RemoteDocument, RemoteText
+from ragkv.client.document_models import (
+    Collection,
+    Page,
+    RemoteChunk,
+    RemoteChunks,
+    RemoteDocument,
+    RemotePicture,
+    RemoteText,
+)
 from ragkv.client.job_models import Job, JobCounts, JobDocument, JobError
 from ragkv.client.models import (
     AnswerMap,
@@ -64,6 +72,7 @@ __all__ = [
     "RemoteChunk",
     "RemoteChunks",
     "RemoteDocument",
+    "RemotePicture",
     "RemoteText",
     "Reported",
     "Retrieved",

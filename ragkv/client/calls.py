@@ -14,10 +14,18 @@ from urllib.parse import quote
 import httpx2
 
 from ragkv.client.chat import ChatAnswer, ChatMessage, chat_body, parse_completion, parse_models
-from ragkv.client.document_models import Collection, Listing, Page, RemoteChunks, RemoteDocument, RemoteText
+from ragkv.client.document_models import (
+    Collection,
+    Listing,
+    Page,
+    RemoteChunks,
+    RemoteDocument,
+    RemotePicture,
+    RemoteText,
+)
 from ragkv.client.job_models import Job
 from ragkv.client.models import AnswerMap, Briefs, Conversation, Recalled
-from ragkv.client.responses import ignore_body, member_parser, parse_job_id, parse_prometheus, parser
+from ragkv.client.responses import ignore_body, member_parser, parse_job_id, parse_picture, parse_prometheus, parser
 from ragkv.client.text_models import Embeddings, HandedQuestion, RankedTexts
 from ragkv.locality import HEADER, affinity
 from ragkv.passages import SearchResult
@@ -126,6 +134,14 @@ def document_text(id: str, collection: str, start: int, end: int | None) -> Call
     if end is not None:
         params["end"] = end
     return Call("GET", f"/v1/documents/{_quote(id)}/text", parser(RemoteText), params)
+
+
+def picture(id: str, number: int, collection: str, start: int, end: int | None) -> Call[RemotePicture]:
+    """GET a page of a document as a picture."""
+    params: dict[str, str | int] = {"collection": collection, "start": start}
+    if end is not None:
+        params["end"] = end
+    return Call("GET", f"/v1/documents/{_quote(id)}/pages/{number}", parse_picture, params)
 
 
 def chunks(id: str, collection: str, limit: int, after: int) -> Call[RemoteChunks]:
@@ -265,6 +281,7 @@ def _quote(name: str) -> str:
 
 
 def _quote_id(id: str) -> str:
-    """Quote the id of a document at the end of a path. `/text` and `/chunks` there would mean a part of a document."""
+    """Quote the id of a document at the end of a path, where `/text`, `/chunks` and `/pages/7` would mean a part."""
     front, slash, last = id.rpartition("/")
-    return f"{_quote(front)}%2F{last}" if slash and last in ("text", "chunks") else _quote(id)
+    numbered = last.isascii() and last.isdigit() and f"/{front}".endswith("/pages")
+    return f"{_quote(front)}%2F{last}" if slash and (last in ("text", "chunks") or numbered) else _quote(id)

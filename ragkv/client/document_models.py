@@ -44,6 +44,7 @@ class RemoteDocument:
         version: Counts the contents that the document has had, from 1.
         stored_bytes: Size of its KV in the store, without head records.
         source: Path of the file that it came from, as its sender told it; None if that is not known.
+        file_bytes: Size of the file that the service keeps, so that its pages can be shown; 0 if it keeps none.
     """
 
     id: str
@@ -61,6 +62,7 @@ class RemoteDocument:
     version: int = 1
     stored_bytes: int | None = None
     source: str | None = None
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True, config=_IGNORE_EXTRA)
@@ -88,6 +90,21 @@ class RemoteText:
     start: int
     end: int
     text: str
+
+
+@dataclass(frozen=True)
+class RemotePicture:
+    """A page of a document as a picture.
+
+    Attributes:
+        png: The picture.
+        marked: Whether the passage was found on the page and is marked.
+        pages: How many pages the document has.
+    """
+
+    png: bytes
+    marked: bool
+    pages: int
 
 
 @dataclass(frozen=True, config=_IGNORE_EXTRA)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
+from ragkv.client.document_models import RemotePicture
 from ragkv.client.job_models import Job
 from ragkv.client.models import Cited, Done, Event, Reported, Retrieved, Said
 from ragkv.errors import Refused, Unreachable
@@ -44,6 +45,16 @@ def parse_prometheus(response: httpx2.Response) -> str:
     if not media_type.startswith("text/plain"):
         raise unexpected(f"metrics of type {media_type!r}")
     return response.text
+
+
+def parse_picture(response: httpx2.Response) -> RemotePicture:
+    """Parse a page of a document."""
+    if response.headers.get("content-type") != "image/png":
+        raise unexpected(f"a page of type {response.headers.get('content-type', '')!r}")
+    pages = response.headers.get("x-ragkv-pages", "")
+    return RemotePicture(
+        response.content, response.headers.get("x-ragkv-marked") == "true", int(pages) if pages.isdecimal() else 0
+    )
 
 
 def ignore_body(response: httpx2.Response) -> None:

@@ -14,7 +14,15 @@ import httpx2
 from ragkv.client import calls, responses
 from ragkv.client.calls import Call
 from ragkv.client.chat import ChatAnswer, ChatMessage, ChatOptions, ChatParser
-from ragkv.client.document_models import Collection, Listing, Page, RemoteChunk, RemoteDocument, RemoteText
+from ragkv.client.document_models import (
+    Collection,
+    Listing,
+    Page,
+    RemoteChunk,
+    RemoteDocument,
+    RemotePicture,
+    RemoteText,
+)
 from ragkv.client.job_models import Job
 from ragkv.client.models import AnswerMap, Briefs, Conversation, Event, Options, Recalled, Said
 from ragkv.client.text_models import Embeddings, HandedQuestion, RankedTexts
@@ -180,6 +188,23 @@ class Client:
             end: Offset after the last one; None returns the rest of the text.
         """
         return self._request(calls.document_text(id, collection, start, end))
+
+    def picture(
+        self, id: str, number: int, collection: str = "default", *, start: int = 0, end: int | None = None
+    ) -> RemotePicture:
+        """Return a page of a PDF as a picture, with a passage marked.
+
+        Args:
+            id: Id of the document.
+            number: Number of the page, from 1.
+            collection: Collection of the document.
+            start: Offset of the passage's first character in the document's text.
+            end: Offset after its last one; None marks nothing.
+
+        Raises:
+            Refused: There is no such page, or the service keeps no file of the document.
+        """
+        return self._request(calls.picture(id, number, collection, start, end))
 
     def chunks(self, id: str, collection: str = "default") -> Iterator[RemoteChunk]:
         """Iterate over the chunks of a document, in order. Pages are fetched as needed."""

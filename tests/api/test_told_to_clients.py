@@ -25,6 +25,7 @@ READ = (
         "/v1/documents/harbour",
         "/v1/documents/harbour/text",
         "/v1/documents/harbour/chunks",
+        "/v1/documents/harbour/pages/1",
         "/v1/jobs",
         "/v1/jobs/one",
     ),

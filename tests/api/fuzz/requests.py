@@ -239,7 +239,8 @@ def named_fields(draw: st.DrawFn) -> Request:
 
 
 PATHS = (
-    *("/v1/documents/{}", "/v1/documents/{}/text", "/v1/documents/{}/chunks", "/v1/jobs/{}", "/v1/jobs/{}/events"),
+    *("/v1/documents/{}", "/v1/documents/{}/text", "/v1/documents/{}/chunks", "/v1/documents/{}/pages/1"),
+    *("/v1/jobs/{}", "/v1/jobs/{}/events"),
     *("/v1/collections/{}", "/v1/answers/{}", "/v1/answers/{}/map", "/v1/conversations/{}", "/v1/models/{}", "/{}"),
     *("/dashboard/{}", "/dashboard/_nicegui/{}", "/_nicegui_ws/socket.io/?a={}", "/mcp/{}", "/static/{}", "/v1/{}"),
 )
