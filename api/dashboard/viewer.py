@@ -1,4 +1,4 @@
-"""The viewer: a document's text, chunks, metadata and version, and the questions that were answered from it."""
+"""The viewer: a document's text, pages, chunks, metadata and version, and the questions that were answered from it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 from anyio import to_thread
 from nicegui import ui
 from nicegui.element import Element
+from nicegui.events import ValueChangeEventArguments
 
 from ragkv.api.dashboard.answer_text import Place, place_of
 from ragkv.api.dashboard.buttons import quiet_button
 from ragkv.api.dashboard.formatting import NONE, count, duration, size
 from ragkv.api.dashboard.passage_form import form_of
+from ragkv.api.dashboard.pdf_page import PageView
 from ragkv.api.runtime.answer_history import RecordedAnswer
 from ragkv.api.runtime.engine_thread import EngineThread
 from ragkv.api.runtime.kv_estimates import KVSizes
@@ -30,7 +32,7 @@ FIRST = 1_000_000
 CHUNKS = 20
 """Chunks that the viewer shows at a time."""
 _SHOW_MARK = "() => document.querySelector('.viewed mark')?.scrollIntoView({block: 'center'})"
-TABS = ("Text", "Chunks", "Metadata", "Version", "Questions")
+TABS = ("Text", "Page", "Chunks", "Metadata", "Version", "Questions")
 
 
 class Moment(Element, component="moment.js"):
@@ -83,10 +85,13 @@ class DocumentViewer:
                 quiet_button("Close", self._dialog.close, "close").props("dense")
             with ui.tabs().props("no-caps align=left dense mobile-arrows outside-arrows") as tabs:
                 for name in TABS:
-                    ui.tab(name, f"{name} ({len(used)})" if name == "Questions" else name)
+                    if name != "Page" or info.file_bytes:
+                        ui.tab(name, f"{name} ({len(used)})" if name == "Questions" else name)
             with ui.tab_panels(tabs, value="Text", animated=False).classes("viewed"):
                 with ui.tab_panel("Text"):
                     _show_parts(text, place)
+                with ui.tab_panel("Page"):
+                    page = PageView(self._engine_thread, info, place)
                 with ui.tab_panel("Chunks"):
                     await _ChunkList(self._engine_thread, info).more()
                 with ui.tab_panel("Metadata"):
@@ -96,6 +101,12 @@ class DocumentViewer:
                     _show_version(info)
                 with ui.tab_panel("Questions"):
                     self._show_questions(used)
+
+        async def draw(change: ValueChangeEventArguments[Any]) -> None:
+            if change.value == "Page":
+                await page.open()
+
+        tabs.on_value_change(draw)
         self._dialog.open()
 
     def _show_questions(self, used: list[RecordedAnswer]) -> None:
@@ -189,6 +200,7 @@ def _metadata(info: DocumentInfo, sizes: KVSizes, saves: float | None, tenant: T
         "Id": info.id,
         "Collection": tenant.outside(info.collection),
         "Text": size(info.bytes),
+        **({"File": size(info.file_bytes)} if info.file_bytes else {}),
         "Chunks": count(info.chunks),
         "Tokens": count(info.tokens),
         "KV as computed": size(sizes.computed),
