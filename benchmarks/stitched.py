@@ -149,7 +149,7 @@ class _Asked:
 
     def _prefill(self, policy: str, question: Sequence[int]) -> tuple[PrefilledContext, StepTimer]:
         model, timer = self._prefiller.model, StepTimer(self._prefiller.model.device)
-        made = make_prefill_policy(policy, model.profile, "gpu" if model.device.type == "cuda" else "cpu")
+        made = make_prefill_policy(policy, model.profile)
         sources = [self._stored.open(tokens, exact=i == 0) for i, tokens in enumerate(self._chunks)]
         options = PrefillOptions(1, prefill_policy=made)
         method = make_method(self._params.method, model)

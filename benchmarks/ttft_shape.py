@@ -31,7 +31,6 @@ from benchmarks.fitted import fitted
 from benchmarks.roofline import Floors, Speeds, device_name, speeds
 from benchmarks.shapes import random_tokens
 from benchmarks.tiered import TieredBenchStore, tiered_bench_store
-from ragkv.engine.crossover import KeyTier, key_tier
 from ragkv.engine.policies import DENSE, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.registry import FULL, METHODS, make_method
@@ -276,8 +275,7 @@ class _Case:
 
 def _cases(model: DecoderModel, names: Sequence[str], prefills: Sequence[str]) -> dict[str, _Case]:
     """Return every method under every policy, by the name of its row; full under the first policy is the first."""
-    tier: KeyTier = key_tier(model.device)
-    policies = {policy: make_prefill_policy(policy, model.profile, tier) for policy in dict.fromkeys(prefills)}
+    policies = {policy: make_prefill_policy(policy, model.profile) for policy in dict.fromkeys(prefills)}
     methods = {name: None if name in (FULL, GATED) else make_method(name, model) for name in names}
     return {
         name if len(policies) == 1 else f"{name}|{policy}": _Case(method, made, name == GATED)

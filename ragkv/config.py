@@ -139,7 +139,7 @@ class AnswerSettings(_Part):
     )
     prefill: str = Field(
         "auto",
-        description="What the rows of a prefill read: auto (a policy where it is quicker), dense, critiprefill or "
+        description="What the rows of a prefill read: auto (everything, as dense), dense, critiprefill or "
         "loopserve, with fields.",
     )
     decode: str = Field(

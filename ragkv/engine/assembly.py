@@ -36,7 +36,6 @@ class Assembly:
 
     Attributes:
         method: Name of the default method.
-        key_tier: Where keys lie that a prefill reads.
         decode_tier: Where keys lie that decoding reads.
         fingerprint: Of everything that makes stored KV valid.
         tiers: The KV store with what is kept of it in memory.
@@ -49,7 +48,6 @@ class Assembly:
     """
 
     method: str
-    key_tier: KeyTier
     decode_tier: KeyTier
     fingerprint: str
     tiers: Tiers
@@ -69,9 +67,8 @@ def assemble(settings: Settings, parts: OpenedParts) -> Assembly:
     """
     model, catalog = parts.model, parts.catalog
     method = settings.method or model.profile.method or DEFAULT
-    prefill_tier = key_tier(model.device)
     decode_tier = key_tier(model.device, settings.pool_bytes > 0)  # contexts move when they are decoded
-    ingest_policy = _check_choices(settings, model, method, prefill_tier, decode_tier)
+    ingest_policy = _check_choices(settings, model, method, decode_tier)
     pooled_decoder = _make_pooled_decoder(model, settings.pool_bytes) if settings.pool_bytes else None
     seal = make_seal(settings.store_secret.get_secret_value())
     stored_as = (settings.prefix, settings.store_body, seal.name, ingest_policy)
@@ -88,7 +85,6 @@ def assemble(settings: Settings, parts: OpenedParts) -> Assembly:
     sessions = SessionManager(prefiller, catalog, chunks.open_all, own, limit, prefixes, evidence)
     return Assembly(
         method=method,
-        key_tier=prefill_tier,
         decode_tier=decode_tier,
         fingerprint=own,
         tiers=tiers,
@@ -101,18 +97,16 @@ def assemble(settings: Settings, parts: OpenedParts) -> Assembly:
     )
 
 
-def _check_choices(
-    settings: Settings, model: DecoderModel, method: str, prefill_tier: KeyTier, decode_tier: KeyTier
-) -> PrefillPolicy | None:
+def _check_choices(settings: Settings, model: DecoderModel, method: str, decode_tier: KeyTier) -> PrefillPolicy | None:
     """Check the method and the policies that the settings name; return the policy of ingest."""
     with naming("RAGKV_METHOD"):
         check_method(method)
     with naming("RAGKV_PREFILL"):
-        make_prefill_policy(settings.prefill, model.profile, prefill_tier)
+        make_prefill_policy(settings.prefill, model.profile)
     with naming("RAGKV_DECODE"):
         make_decode_policy(settings.decode, model.profile, decode_tier)
     with naming("RAGKV_INGEST_PREFILL"):
-        return make_prefill_policy(settings.ingest_prefill, model.profile, prefill_tier)
+        return make_prefill_policy(settings.ingest_prefill, model.profile)
 
 
 def _make_pooled_decoder(model: DecoderModel, budget: int) -> PooledDecoder:

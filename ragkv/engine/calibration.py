@@ -41,7 +41,7 @@ from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.profile import Profile
 from ragkv.recompute.analysis import stability
 from ragkv.recompute.base import Blocks
-from ragkv.recompute.evidence import BESIDE_ATTENTION, evidence_logits
+from ragkv.recompute.evidence import WITHOUT_PASS, evidence_logits
 from ragkv.recompute.scout import TAIL, Scout, pool_blocks
 from ragkv.types import ChunkKV
 
@@ -241,8 +241,8 @@ def _look(
 ) -> tuple[Blocks, ...]:
     """Return the blocks over which scout asks the question, whichever heads it has."""
     tokens = [model.prompt.chunk(*chunk) for chunk in asked.chunks]
-    found = finder.find(question.text, as_hits(asked.chunks, tokens), BESIDE_ATTENTION)
-    logits = evidence_logits(found, BESIDE_ATTENTION)
+    found = finder.find(question.text, as_hits(asked.chunks, tokens), WITHOUT_PASS)
+    logits = evidence_logits(found, WITHOUT_PASS)
     blocks, shape = [-(-len(each) // model.profile.block) for each in tokens], model.shape
     scout = Scout(shape.layers, (), shape.q_heads // shape.kv_heads, model.scale)
     return scout.look_at(blocks, logits)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from ragkv.sparse.base import DecodePolicy, DecodeState
-from ragkv.sparse.prefill import PrefillPolicy, PrefillState
+from ragkv.sparse.prefill import PrefillState
 
 KeyTier = Literal["cpu", "gpu", "host"]
 """Where the keys lie that attention reads: in the memory of the CPU that computes, of the GPU that computes, or in host
@@ -24,15 +24,9 @@ class Crossover:
     """The smallest sizes at which a policy was measured to be quicker than dense attention.
 
     Answers were measured at smaller sizes than these. Those of lfps and psa stayed within one point of dense F1 on
-    contexts of 1.7k to 7.8k tokens of the small model (docs/results/decode.md). Those of critiprefill did so on
-    needle sets of up to 3.9k tokens of the small model, with `full` and `scout`, and over 3k tokens of stitched chunks
-    of the default model (docs/results/prefill.md).
+    contexts of 1.7k to 7.8k tokens of the small model (docs/results/decode.md).
 
     Attributes:
-        prefill_rows: New rows, and keys that they attend to, from which `critiprefill` is used on a GPU:
-            1.27 times dense at 32,768 tokens of the Llama-3.1-8B shape on one H200, with random weights, so its
-            answers are not known there (docs/results/prefill.md). No size was measured at which it is quicker on a
-            CPU (docs/lab-notes.md).
         cpu_keys: Keys a layer from which `lfps` is used where a CPU holds the keys: 10.9 to 11.6 times dense at 65,536
             keys of an 8B layer, and slower than dense at 7,168 keys of a small model (docs/results/decode.md).
         host_keys: Keys a layer from which `psa` is used where keys lie in host memory and a GPU computes: 3.0 times
@@ -40,7 +34,6 @@ class Crossover:
             (docs/results/decode.md).
     """
 
-    prefill_rows: int = 32_768
     cpu_keys: int = 65_536
     host_keys: int = 4_096
 
@@ -50,34 +43,24 @@ MEASURED = Crossover()
 
 @dataclass(frozen=True)
 class AutoPrefill:
-    """The prefill policy `auto`.
+    """The prefill policy `auto`: dense, whatever the size and the place of the keys.
 
-    Attributes:
-        policy: Used from the crossover on.
-        name: Name of the policy.
-        tier: Where the keys lie.
-        rows: The crossover; rows and keys have to reach it.
+    `critiprefill` is quicker on a GPU from 32,768 rows on, and answers worse: a model of 1.5 B parameters lost 13 to 20
+    points of F1 with it at 15,000 and 32,000 tokens. `loopserve` loses nothing there and is slower than dense
+    (docs/results/prefill.md).
     """
-
-    policy: PrefillPolicy
-    name: str
-    tier: KeyTier
-    rows: int
 
     def why_dense(self, rows: int, keys: int) -> str:
         """See `PrefillPolicy.why_dense`."""
-        if self.tier != "gpu":
-            return "auto: no policy was measured to prefill faster than dense on a CPU"
-        if min(rows, keys) < self.rows:
-            return (
-                f"auto: {rows} rows over {keys} keys; {self.name} was measured to be faster from {self.rows} rows and "
-                "keys on"
-            )
-        return self.policy.why_dense(rows, keys)
+        return "auto: no policy was measured to prefill faster than dense and to answer as well"
 
     def start(self) -> PrefillState:
-        """Create the state of one request."""
-        return self.policy.start()
+        """Refuse: there is always a reason to be dense.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("auto prefills densely")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,6 @@ class Engine:
         sessions: Conversations.
         graph_decoder: Decodes densely by recorded graphs; None uses the model's forward.
         pooled_decoder: Decodes under PSA over a pool of KV blocks; None without a pool.
-        key_tier: Where keys lie that a prefill reads.
         decode_tier: Where keys lie that decoding reads.
         reuse_refused: Why the model must not reuse stored KV (self_test.py); "" when it may.
         reuse_policy: Decides whether stored KV is quicker than a full prefill, where neither the request nor the
@@ -77,7 +76,7 @@ class Engine:
         self.method, self.fingerprint, self.tiers = made.method, made.fingerprint, made.tiers
         self.prefiller, self.chunks, self.sessions = made.prefiller, made.chunks, made.sessions
         self.graph_decoder, self.pooled_decoder = made.graph_decoder, made.pooled_decoder
-        self.key_tier, self.decode_tier = made.key_tier, made.decode_tier
+        self.decode_tier = made.decode_tier
         self.chunk_tokens = settings.chunk_tokens or self.model.profile.chunk_tokens
         self.group_tokens = settings.group_tokens or self.chunks.group_tokens
         self.split_seconds, self.speculation = settings.parse_seconds, settings.speculation is not False

@@ -25,7 +25,7 @@ from ragkv.sparse.topk import TopBlocks
 DENSE = "dense"
 """Read every key: exact, and no policy."""
 AUTO = "auto"
-"""A policy where it was measured to be quicker, else dense; see `crossover.py`."""
+"""A decode policy where it was measured to be quicker, else dense; see `crossover.py`."""
 Kind = TypeVar("Kind", PrefillPolicy, DecodePolicy)
 SHORT_CONTEXT = 0.5
 """`most` of a policy whose number of keys is not asked for: the largest share of a short context that the number may
@@ -77,22 +77,19 @@ PREFILL_NAMES = (DENSE, *PREFILLS)
 DECODE_NAMES = (DENSE, *DECODES)
 
 
-def make_prefill_policy(spec: str, profile: Profile, tier: KeyTier = "cpu") -> PrefillPolicy | None:
+def make_prefill_policy(spec: str, profile: Profile) -> PrefillPolicy | None:
     """Make the prefill policy NAME[:FIELD=VALUE,…]; None for dense.
 
     Args:
         spec: Name and fields.
         profile: Decides the fields that the spec does not.
-        tier: Where keys lie, for `auto`.
 
     Raises:
         InputError: There is no such policy or field, or a value is out of range.
     """
     if check_prefill_policy(spec) != AUTO:
         return _make(spec, profile, "prefill policy", PREFILLS)
-    policy = _make("critiprefill", profile, "prefill policy", PREFILLS)
-    assert policy is not None
-    return AutoPrefill(policy, "critiprefill", tier, max(MEASURED.prefill_rows, profile.threshold))
+    return AutoPrefill()
 
 
 def check_prefill_policy(spec: str) -> str:
@@ -102,7 +99,10 @@ def check_prefill_policy(spec: str) -> str:
 
 
 def make_decode_policy(spec: str, profile: Profile, tier: KeyTier = "cpu") -> DecodePolicy | None:
-    """Make the decode policy NAME[:FIELD=VALUE,…]; None for dense. See `make_prefill_policy`."""
+    """Make the decode policy NAME[:FIELD=VALUE,…]; None for dense. See `make_prefill_policy`.
+
+    tier: where keys lie, for `auto`.
+    """
     if check_decode_policy(spec) != AUTO:
         return _make(spec, profile, "decode policy", DECODES)
     name, keys = ("lfps", MEASURED.cpu_keys) if tier == "cpu" else ("psa", MEASURED.host_keys)

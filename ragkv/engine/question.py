@@ -66,7 +66,6 @@ class QuestionEngine(Protocol):
     reuse_policy: ReusePolicy | None
     speculation: bool
     pooled_decoder: PooledDecoder | None
-    key_tier: KeyTier
     decode_tier: KeyTier
 
 
@@ -153,7 +152,7 @@ class Questions:
             hint = "run `ragkv calibrate --confidence QUESTIONS`, or ask without abstain_below"
             raise NotCalibrated(f"{engine.model.name} has no measured confidence to abstain by", hint)
         request.timer = StepTimer(engine.model.device)
-        prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile, engine.key_tier)
+        prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile)
         decode_policy = make_decode_policy(options.decode or settings.decode, profile, engine.decode_tier)
         name = options.method or engine.method
         method = None if full_prefill(name) else make_method(name, engine.model, options.collection)
@@ -161,7 +160,7 @@ class Questions:
         request.reuse_refused = engine.reuse_refused if request.method.method else ""
         if request.reuse_refused:
             request.method = MethodChoice(FULL, None)
-        max_tokens, stop = options.max_tokens or settings.max_tokens, (*options.stop, *profile.stop)
+        max_tokens, stop = options.max_tokens or settings.max_tokens, (*options.stop, *engine.model.prompt.stop)
         if options.answer_schema is not None:
             max_tokens, stop = self._grammars.limits(options, settings.max_tokens)
         engine.sessions.check(options.conversation, request.method)

@@ -18,7 +18,7 @@ from ragkv.recompute.base import Method
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.chance import Chance
 from ragkv.recompute.epic import Epic
-from ragkv.recompute.evidence import BESIDE_ATTENTION, WITHOUT_PASS
+from ragkv.recompute.evidence import WITHOUT_PASS
 from ragkv.recompute.multi_infllm import MultiInfLLM
 from ragkv.recompute.reuse import Reuse, ReuseEncoded
 from ragkv.recompute.samkv import SamKV
@@ -93,7 +93,7 @@ def _samkv(update: str) -> Callable[[DecoderModel], dict[str, Any]]:
 
 def _scout(model: DecoderModel) -> dict[str, Any]:
     p, shape = model.profile, model.shape
-    evidence = (*BESIDE_ATTENTION, "attention") if p.retrieval_heads else WITHOUT_PASS
+    evidence = (*WITHOUT_PASS, "attention") if p.retrieval_heads else WITHOUT_PASS
     selection = {"evidence": evidence, "reach": p.scout_reach, "cap": p.scout_cap, "chunks": p.scout_chunks}
     given = {"layers": shape.layers, "heads": p.retrieval_heads, "group": shape.q_heads // shape.kv_heads}
     return {**given, "scale": model.scale, "repair": p.scout_repair, **selection}

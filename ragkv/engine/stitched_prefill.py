@@ -198,7 +198,7 @@ class StitchedPrefill:
     def _prefill_question(self) -> Passes[Tensor]:
         """Prefill the question behind the repaired rows; return the logits [vocabulary] of its last row.
 
-        A policy may act on the many repaired rows and leave the few of the question dense, as `auto` does.
+        A policy may act on the many repaired rows and leave the few of the question dense.
         """
         cache, rows, sparse, kinds = self._stitch.cache, len(self._question), self._sparse, self._model.kinds
         if sparse is not None and self._options.why_dense(rows, mean_keys(cache, kinds) + rows, kinds).prefill:

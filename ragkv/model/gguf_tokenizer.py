@@ -7,11 +7,15 @@ normaliser in place of what was saved. So the rule is set here, and the tokenize
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import Unigram
 from transformers import PreTrainedTokenizerFast
+
+from ragkv.errors import ModelUnsupported
 
 _CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,8 +42,16 @@ def save_tokenizer(tokenizer: Any, rule: str | None, folder: Path) -> None:
         tokenizer: what transformers reads from the file, its special tokens set.
         rule: `tokenizer.ggml.pre` of the file.
         folder: where; AutoTokenizer loads it as it is.
+
+    Raises:
+        ModelUnsupported: older versions of transformers read merges as a Unigram model, and cut text into letters.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    if isinstance(backend, Tokenizer) and isinstance(backend.model, Unigram):
+        raise ModelUnsupported(
+            f"transformers {version('transformers')} cuts text otherwise than llama.cpp with the vocabulary of this "
+            "file; install transformers 5.23 or later, or use a folder of the model"
+        )
     if rule not in _WORDS or not isinstance(backend, Tokenizer):
         tokenizer.save_pretrained(folder)
         return

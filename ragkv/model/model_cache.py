@@ -25,7 +25,7 @@ from ragkv.model.hashing import file_hash, joined_hash, weights_hash_of
 Notify = Callable[[str], None]
 """Receives lines that a user should see."""
 
-FORMAT = 2
+FORMAT = 3
 """Version of what `convert` writes; folders of another one are made anew."""
 _MANIFEST = "manifest.json"
 _ROOM = 64 * 2**20

@@ -30,7 +30,7 @@ Constant = Literal["free", "common", "origin"]
 KeyMeans = Literal["plain", "rotated"]
 """The values of `key_means`."""
 
-RETIRED = frozenset({"scout_prior"})
+RETIRED = frozenset({"scout_prior", "threshold"})
 """Fields of profiles that earlier releases saved, and that mean nothing any more."""
 
 SCOUT_BLOCK = 16
@@ -74,7 +74,6 @@ class Profile:
         segment: segment size of CritiPrefill.
         prefill_block: block size of CritiPrefill.
         budget: token budget of CritiPrefill.
-        threshold: shorter inputs are always prefilled densely.
         decode_threshold: a layer with at most this many keys is decoded densely under any policy.
         decode_block: keys of a ranked block.
         decode_least: number of blocks that PSA always reads.
@@ -109,7 +108,6 @@ class Profile:
     segment: int = 512
     prefill_block: int = 32
     budget: int = 1024
-    threshold: int = 4096
     decode_threshold: int = 4096
     decode_block: int = 16
     decode_least: int = 32

@@ -26,8 +26,6 @@ Kind = Literal["meaning", "words", "links", "attention"]
 
 WITHOUT_PASS: tuple[Kind, ...] = ("meaning", "words", "links")
 """The kinds that need no pass of the model."""
-BESIDE_ATTENTION: tuple[Kind, ...] = ("meaning", "words")
-"""Those of them that count beside attention, which finds much of what links find; both together were not measured."""
 WEIGHTS: dict[Kind, float] = {"meaning": 0.83, "words": 0.60, "links": 3.0, "attention": 1.0}
 STRONG_WINDOWS = 256
 """Windows in which titles are looked for, those of the largest logits: what others hold counts for next to nothing."""

@@ -125,7 +125,7 @@ def test_a_value_out_of_range_is_told(model, spec, told):
 def test_scout_asks_the_heads_of_a_calibrated_model_and_needs_none(model):
     bare = tiny.model()
     assert make_method("scout", bare).evidence == ("meaning", "words", "links")
-    assert make_method("scout", model).evidence == ("meaning", "words", "attention")
+    assert make_method("scout", model).evidence == ("meaning", "words", "links", "attention")
     assert make_method("scout:evidence=words", model).evidence == ("words",)
     assert make_method("scout:evidence=attention/meaning", model).evidence == ("attention", "meaning")
     with pytest.raises(NotCalibrated, match="ragkv calibrate"):

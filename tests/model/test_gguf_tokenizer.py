@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import Unigram
+from transformers import PreTrainedTokenizerFast
 
+from ragkv.errors import ModelUnsupported
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.gguf_tokenizer import save_tokenizer
 from ragkv.model.plain_text import plain_encoder
 from tests import written_gguf
 from tests.written_gguf import write_gguf
@@ -40,6 +44,12 @@ GOLDEN = [
     ("qwen35", "e\u0301le \u0915\u094d\u0937 \u2708\ufe0f!", "e\u0301le; \u0915\u094d\u0937; \u2708;\ufe0f;!"),
     ("qwen35", "12 it'S", "1;2; it;'S"),
 ]
+
+
+def test_a_vocabulary_that_transformers_reads_as_unigram_is_refused(tmp_path: Path) -> None:
+    read = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(Unigram([("a", -1.0), ("ab", -2.0)])))
+    with pytest.raises(ModelUnsupported, match=r"cuts text otherwise than llama\.cpp .* install transformers 5\.23"):
+        save_tokenizer(read, None, tmp_path)
 
 
 def loaded(folder: Path, rule: str, architecture: str = "qwen2") -> Any:
