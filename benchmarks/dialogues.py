@@ -274,4 +274,4 @@ def _single_shot(engine: Engine, collection: str, turns: Sequence[StoredTurn], p
     context = engine.prefiller.prefill_full([said], (), StepTimer(model.device), PrefillOptions(params.max_tokens))
     sampling = Sampling(params.max_tokens)
     tokens = list(decode(model, context.cache, context.logits, context.position, sampling))
-    return StopChecker(model.prompt.stop).cut(model.tokenizer.decode(tokens))[0].strip()
+    return StopChecker(model.profile.stop).cut(model.tokenizer.decode(tokens))[0].strip()

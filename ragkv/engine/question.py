@@ -160,7 +160,7 @@ class Questions:
         request.reuse_refused = engine.reuse_refused if request.method.method else ""
         if request.reuse_refused:
             request.method = MethodChoice(FULL, None)
-        max_tokens, stop = options.max_tokens or settings.max_tokens, (*options.stop, *engine.model.prompt.stop)
+        max_tokens, stop = options.max_tokens or settings.max_tokens, (*options.stop, *profile.stop)
         if options.answer_schema is not None:
             max_tokens, stop = self._grammars.limits(options, settings.max_tokens)
         engine.sessions.check(options.conversation, request.method)

@@ -1,8 +1,9 @@
 """What layers with a window have to hold: the blocks that a computed row can see there.
 
-In such a layer the question sees the last positions alone. Without repair that is the end of the last chunks, so most
-of what a plan keeps is neither given rows nor loaded there. A recomputed row sees the window before itself, so around
-recomputed tokens blocks stay. Positions are those of the context, in every layer.
+In such a layer the question sees the last positions alone: the end of the last chunks, so most of what a plan keeps is
+neither given rows nor loaded there. All of this end is held, whatever the plan keeps of it: with gaps in the words
+right before a question, models answer worse (docs/lab-notes.md). A recomputed row sees the window before itself, so
+around recomputed tokens blocks stay. Positions are those of the context, in every layer.
 """
 
 from __future__ import annotations
@@ -53,10 +54,28 @@ class WindowReach:
         return found
 
     def limit_plan(self, plan: Plan) -> Plan:
-        """Leave out of a plan what no row can see. A plan that is completed while it runs may need every block."""
+        """Leave out of a plan what no row can see, and keep all that the question sees in layers with a window.
+
+        A plan that is completed while it runs may need every block.
+        """
         if not any(self._windows) or plan.refinement is not None or plan.expansion is not None:
             return plan
-        return replace(plan, kept=tuple(self.limit(plan.kept, rows_alive(plan.recompute))))
+        known: dict[tuple[int, int], Layer] = {}
+        kept = self.limit(plan.kept, rows_alive(plan.recompute))
+        for layer, (blocks, window) in enumerate(zip(kept, self._windows, strict=True)):
+            if window is None:
+                continue
+            key = id(blocks), window
+            if key not in known:
+                known[key] = self._with_end(blocks, window)
+            kept[layer] = known[key]
+        return replace(plan, kept=tuple(kept))
+
+    def _with_end(self, blocks: Layer, window: int) -> Layer:
+        """Return the blocks of one layer and all others that the question sees."""
+        every = tuple(tuple(range(piece.blocks)) for piece in self._pieces)
+        end = self._seen(every, (), window)
+        return tuple(tuple(sorted({*mine, *last})) for mine, last in zip(blocks, end, strict=True))
 
     def _seen(self, blocks: Layer, rows: Sequence[Tokens], window: int) -> Layer:
         """Return the blocks of one layer that the question or a computed row sees."""

@@ -79,7 +79,7 @@ def decode_answer(
     model: DecoderModel, context: PrefilledContext, question: SetQuestion, max_tokens: int
 ) -> DecodedAnswer:
     """Decode the answer to a question greedily, under the context's decode policy, and score it."""
-    detokenizer, state = Detokenizer(model, model.prompt.stop, StepTimer(model.device)), context.decoding
+    detokenizer, state = Detokenizer(model, model.profile.stop, StepTimer(model.device)), context.decoding
     sequence = Sequence(context.cache, context.logits, context.position, Sampling(max_tokens), state, detokenizer)
     for _ in generate(model, sequence):
         pass

@@ -2,7 +2,7 @@
 
 torch gives oneDNN a weight as it lies in memory, and oneDNN reorders it in every product. For the few rows of a
 question or of a decoded token that takes longer than the product itself. Here each weight is reordered once, when the
-model is loaded. The products are equal, bit for bit.
+model is loaded. The products of few rows are equal, bit for bit.
 
 The operators are those that torch's compiler puts in the place of linear modules.
 

@@ -32,8 +32,6 @@ SYSTEM = (
 )
 _CHUNK = "Document: {title}\n{text}\n"
 _QUESTION = "Question: {question}\nAnswer:"
-_PLAIN_STOP = ("\nQuestion:", "\nDocument:")
-"""What a model without a chat template goes on with behind its answer to plain pieces."""
 _CHUNKS_HERE = "\u2983chunks\u2984"
 _QUESTION_HERE = "\u2983question\u2984"
 _ANSWER_HERE = "\u2983answer\u2984"
@@ -48,7 +46,6 @@ class Prompt:
 
     Attributes:
         prefix: token ids of S.
-        stop: strings that end an answer: those of the profile, else where the next of the plain pieces would begin.
         wrapper: wrapper tokens around every chunk; None for none.
     """
 
@@ -73,8 +70,6 @@ class Prompt:
         self._question = PieceTemplate(profile.question or _QUESTION, tokenizer, self._encode)
         self.prefix = self._special(self._prefix)
         self._before, self._after = ((), ()) if profile.question else (self._special(before), self._special(after))
-        plain = not (profile.question or getattr(tokenizer, "chat_template", None))
-        self.stop = profile.stop or (_PLAIN_STOP if plain else ())
         self._open = self._question.template if profile.question else self._question.template + after
         self._framed = not profile.question or self._question.controlled
 

@@ -201,7 +201,7 @@ def test_auto_is_the_default_and_says_why_it_is_dense_here(engine):
     report = engine.answer(QUESTION, AskOptions(method="reuse", top_k=2)).report
     assert (report.prefill, report.decode) == ("dense", "dense")
     assert report.prefilling.pairs_read is report.prefilling.pairs_dense is None
-    assert report.prefilling.why_dense == "auto: no policy was measured to prefill faster than dense on a CPU"
+    assert report.prefilling.why_dense.startswith("auto: no policy was measured to prefill faster than dense")
     assert report.decoding.why_dense.endswith("keys a layer; lfps was measured to be faster from 65536 keys on")
 
 

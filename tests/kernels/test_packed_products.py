@@ -1,4 +1,4 @@
-"""Packed products equal those of the linear modules, bit for bit."""
+"""Packed products equal those of the linear modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def logits(model: DecoderModel, rows: int) -> torch.Tensor:
 
 @packs
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 5, 300])
+@pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_product_is_that_of_the_linear_module(bias, rows):
     linear = nn.Linear(48, 80, bias=bias, dtype=torch.bfloat16)
     x = torch.randn(rows, 48, dtype=torch.bfloat16)
@@ -42,6 +42,16 @@ def test_a_product_is_that_of_the_linear_module(bias, rows):
         assert torch.equal(packed(x[None]), linear(x[None]))
     assert torch.equal(packed.weight.to_dense(), linear.weight)
     assert packed.weight.numel() == linear.weight.numel()
+
+
+@packs
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_of_many_rows_is_that_of_the_linear_module_but_for_its_rounding(bias):
+    """A CPU with tiles (AMX) adds up in another order."""
+    linear = nn.Linear(48, 80, bias=bias, dtype=torch.bfloat16)
+    x = torch.randn(300, 48, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=2**-7, atol=2**-7)
 
 
 @packs

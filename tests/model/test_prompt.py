@@ -34,15 +34,6 @@ def test_pieces_come_from_the_chat_template_where_there_is_one(tiny_folder):
     assert whole.count(1) == 1, "the template's own special tokens are special, once"
 
 
-def test_behind_plain_pieces_an_answer_ends_where_the_next_piece_would_begin(tiny_folder):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
-    assert Prompt(tokenizer, Profile()).stop == ("\nQuestion:", "\nDocument:")
-    assert Prompt(tokenizer, Profile(stop=("\n",))).stop == ("\n",)
-    assert Prompt(tokenizer, Profile(question="Q: {question} A:")).stop == ()
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    assert Prompt(tokenizer, Profile()).stop == (), "a template has an end of its own"
-
-
 def test_without_profile_and_template_there_are_plain_pieces(tiny_folder):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     prompt = Prompt(tokenizer, Profile())

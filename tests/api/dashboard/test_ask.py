@@ -90,7 +90,7 @@ def test_the_map_opens_at_the_answer_and_shows_every_block_of_the_api(desk: Desk
     with desk.page("Ask") as page:
         answer = ask(page, QUESTIONS[0])
         answer_map = open_map(desk, answer)
-        expect(answer.get_by_text("blocks chosen by meaning, words, attention")).to_be_visible()
+        expect(answer.get_by_text("blocks chosen by meaning, words, links, attention")).to_be_visible()
         chunks = answer_map["chunks"]
         heads = answer.get_by_role("rowheader")
         assert heads.count() == len(chunks) == 2
