@@ -221,10 +221,12 @@ class DecodeReport:
         pulled: Blocks that were fetched back from the store during decoding.
         ended: `stop`, or `length` if the answer reached its largest number of tokens.
         why_dense: Why everything was read; "" if it was not.
-        pool: What was read through the pool of KV blocks; None if the context was where the model computes.
+        pool: What was read through the pool of KV blocks; None if the context was in none.
         speculation: What was drafted and accepted; None if speculation was off.
         in_place: Keys of `present` that were read where they are stored in GPU memory, without a copy for this answer;
             mean over layers.
+        in_host: Keys of `present` that lay in host memory alone, where the CPU attended to them; mean over layers, at
+            the end.
     """
 
     steps: int
@@ -236,6 +238,7 @@ class DecodeReport:
     pool: PoolReport | None = None
     speculation: SpeculationReport | None = None
     in_place: float = 0.0
+    in_host: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -98,4 +98,6 @@ def policies_of(report: Report) -> list[str]:
         parts.append(decoding.why_dense or f"{report.decode} read {decoding.read:.0f} of {decoding.present:.0f} keys")
     if decoding.in_place:
         parts.append(f"{decoding.in_place:.0f} keys in place")
+    if decoding.in_host:
+        parts.append(f"{decoding.in_host:.0f} keys in host memory")
     return parts

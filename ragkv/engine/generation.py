@@ -19,6 +19,7 @@ from ragkv.engine.logits import HostCopy, RowLogits, StepLogits
 from ragkv.engine.structured import GrammarDrafter, Guide
 from ragkv.model.execution.block_tables import PagedContext
 from ragkv.model.execution.pooled_decode import PooledRequest
+from ragkv.model.execution.split_context import SplitContext
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass, append
 from ragkv.types import AskOptions
@@ -82,15 +83,13 @@ def sample(
     penalised = bool(said) and (sampling.presence_penalty or sampling.frequency_penalty)
     if sampling.temperature <= 0 and not penalised and (guide is None or guide.allows(row)):
         return row.best
-    logits = row.logits.float().cpu()
-    logits = logits if guide is None else guide.masked(logits)
+    logits = row.logits.float().cpu() if guide is None else guide.masked(row.logits.float().cpu())
     if penalised:
         ids, counts = torch.tensor(said).unique(return_counts=True)
         logits = logits.index_add(0, ids, -sampling.presence_penalty - sampling.frequency_penalty * counts)
     if sampling.temperature <= 0:
         return int(logits.argmax())
-    share = torch.softmax(logits / sampling.temperature, dim=-1)
-    share, order = share.sort(descending=True)
+    share, order = torch.softmax(logits / sampling.temperature, dim=-1).sort(descending=True)
     # A token stays while the mass before it is below top_p, so the most likely one always stays.
     share = torch.where(share.cumsum(0) - share < sampling.top_p, share, 0.0)
     return int(order[torch.multinomial(share, 1, generator=generator)])
@@ -102,7 +101,7 @@ class Sequence:
     Attributes:
         cache: Holds the rows of all tokens but the last one, and behind them those of `draft`.
         sampling: How tokens are chosen.
-        attention: Attention of a decode policy; None is dense.
+        attention: Attention of a decode policy, a split context among them; None is dense.
         pooled: Decodes the sequence over the pool of KV blocks instead, from its `join` to its `leave`; None without.
         paged: Rows of the context that are read in place, beside those of `cache`; None without. Only recorded steps
             read them.
@@ -255,8 +254,9 @@ class Sequence:
 
     def next_pass(self) -> Pass:
         """Return the pass of the latest token and of the draft: a row for each."""
-        attention = self._attend if self.attention else None
-        tokens = [self.tokens[-1], *self.draft]
+        if isinstance(self.attention, SplitContext):
+            return self.attention.append(self.tokens[-1], self.position, self._attend)
+        attention, tokens = self._attend if self.attention else None, [self.tokens[-1], *self.draft]
         rows = append(self.cache, tokens, self.position, outputs=len(tokens), attention=attention)
         return replace(rows, decodes=True)
 

@@ -41,6 +41,7 @@ from ragkv.engine.whole_values import whole_value
 from ragkv.errors import InputError, NotCalibrated, NotFound, Outdated
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PooledDecoder
+from ragkv.model.execution.split_context import split_context
 from ragkv.normalisation import visible
 from ragkv.passages import UNKNOWN, Citation, is_unknown
 from ragkv.report import Answer, Report
@@ -115,7 +116,7 @@ class Questions:
         if report.abstained:
             text, citations = UNKNOWN, ()
         asked = (request.question, request.question_tokens)
-        if request.sequence.pooled is not None and request.session.name:  # the next turn computes with it
+        if request.session.name:  # the next turn computes with it
             request.context.cache.move(self._engine.model.devices)
         rest = text.removeprefix(completion.text.strip())
         said = text if report.abstained else f"{completion.text.rstrip()}{rest}" if rest else completion.text
@@ -269,9 +270,10 @@ class Questions:
         if pooled is not None:  # the pool has digests of its own
             request.context = context = replace(context, decoding=None)
         sampling, model = request.sampling, self._engine.model
+        attention = split_context(model, context.cache, context.decoding, sampling.max_tokens) or context.decoding
         request.detokenizer = Detokenizer(model, sampling.stop, request.timer, request.options.beginning)
         request.sequence = Sequence(
-            context.cache, context.logits, context.position, sampling, context.decoding, request.detokenizer, pooled
+            context.cache, context.logits, context.position, sampling, attention, request.detokenizer, pooled
         )
         if request.options.top_log_probabilities is not None:
             request.detokenizer.scores = AnswerScores(request.sequence, self._grammars.tokenizer)

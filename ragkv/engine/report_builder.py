@@ -16,6 +16,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.speculation import speculation_report
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PooledRequest
+from ragkv.model.execution.split_context import SplitContext
 from ragkv.recompute.base import Blocks, different_layers, recomputed_tokens
 from ragkv.report import (
     NOT_QUALIFIED,
@@ -131,11 +132,13 @@ def _prefilling(context: PrefilledContext) -> tuple[str, PrefillReport]:
 
 def _decoded(model: DecoderModel, request: Request, completion: Completion) -> tuple[str, DecodeReport]:
     """Return the name of the decode policy that was at work, and what it read."""
-    pooled, paged = request.sequence.pooled, request.sequence.paged
+    pooled, paged, attention = request.sequence.pooled, request.sequence.paged, request.sequence.attention
     if pooled is not None:
         return _pooled_decoding(pooled, completion)
     in_place = 0.0 if paged is None else sum(paged.rows) / model.shape.layers
-    return _decoding(request.context, completion, in_place)
+    decode, decoding = _decoding(request.context, completion, in_place)
+    in_host = attention.in_host / model.shape.layers if isinstance(attention, SplitContext) else 0.0
+    return decode, replace(decoding, in_host=in_host)
 
 
 def _decoding(context: PrefilledContext, completion: Completion, in_place: float) -> tuple[str, DecodeReport]:

@@ -13,6 +13,7 @@ from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.evaluation.score import exact_match, f1, interval
 from ragkv.evaluation.sets import SetQuestion
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.split_context import split_context
 from ragkv.sparse.base import DecodeState
 from ragkv.timing import StepTimer
 
@@ -80,7 +81,8 @@ def decode_answer(
 ) -> DecodedAnswer:
     """Decode the answer to a question greedily, under the context's decode policy, and score it."""
     detokenizer, state = Detokenizer(model, model.profile.stop, StepTimer(model.device)), context.decoding
-    sequence = Sequence(context.cache, context.logits, context.position, Sampling(max_tokens), state, detokenizer)
+    attention = split_context(model, context.cache, state, max_tokens) or state
+    sequence = Sequence(context.cache, context.logits, context.position, Sampling(max_tokens), attention, detokenizer)
     for _ in generate(model, sequence):
         pass
     text = detokenizer.text.strip()

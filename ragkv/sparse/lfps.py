@@ -23,9 +23,9 @@ Differs from the paper:
 - Candidates are marked when the step before has ended, from the tables alone: before the token's query exists, as in
   the paper, so that what reads them could load them meanwhile. `bypass` drops those of idle heads when the query is
   there.
-- The paper keeps the sinks on the GPU and all other keys in host memory, where the CPU attends to the candidates. Here
-  keys are not split: a state runs on the device where the cache is, with all keys of a layer there. Tables, candidates
-  and attention are tensor operations of that device. `auto` uses the policy on a CPU only.
+- The paper keeps the sinks on the GPU and all other keys in host memory, where the CPU attends to the candidates.
+  `split` does so, and keeps the newest keys on the GPU, too (`model/execution/split_context.py`). With `split=0` keys,
+  tables and attention are where the cache is. `auto` does not split, and uses the policy on a CPU only.
 - Bypassing is off. It misjudges heads whose attention is spread over many keys: with .85 the error of a layer is three
   times as large, and no time is saved (docs/results/decode.md).
 - The query heads of a group share tables and candidates, so the keys of a kv head are gathered and scored once for its
@@ -36,18 +36,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ragkv.kernels.attention import merge
 from ragkv.sparse.attention import attend_heads, score_dtype
-from ragkv.sparse.base import DecodePolicy, DecodeState
-from ragkv.sparse.indexing import index_flat
-from ragkv.sparse.lfps_candidates import prompt_statistics, sink_share, thresholds, top_candidates
+from ragkv.sparse.base import DecodePolicy, DecodeState, KeyCount
+from ragkv.sparse.lfps_candidates import prompt_statistics, sink_share, thresholds
+from ragkv.sparse.lfps_chosen import CandidateScores, ChosenKeys
 from ragkv.sparse.lfps_marked import Marked
 from ragkv.sparse.lfps_tables import KeyScores
 
@@ -68,6 +66,9 @@ class Lfps(DecodePolicy):
         least: Smallest k (paper silent).
         heads: Tables and candidates per `kv` head or per `query` head. The latter takes twice the time, reads more keys
             and answers no better (docs/lab-notes.md; paper silent on grouped heads).
+        split: Newest keys that stay with the sinks where the model computes, which reads all of them. The CPU reads
+            the best candidates of the others, in host memory. 0 leaves all keys in one memory (paper: the sinks alone
+            stay).
     """
 
     sinks: int = 4
@@ -80,6 +81,7 @@ class Lfps(DecodePolicy):
     share: float = 0.02
     least: int = 64
     heads: Literal["kv", "query"] = "kv"
+    split: int = 0
 
     def __post_init__(self) -> None:
         if self.sinks < 0 or self.rows < 1 or self.local < 1 or self.least < 0:
@@ -92,6 +94,8 @@ class Lfps(DecodePolicy):
             raise ValueError("reach must stay within 8 places")
         if self.heads not in ("query", "kv"):
             raise ValueError("heads must be 'query' or 'kv'")
+        if self.split and (self.split < self.local or self.bypass < 1):
+            raise ValueError("split must be 0 or at least local, and needs bypass=1")
 
     def start(self) -> LfpsState:
         """Create the state of one request."""
@@ -118,7 +122,8 @@ class LfpsState(DecodeState):
         self.bypassed: dict[int, Tensor] = {}
         self.rho: dict[int, Tensor] = {}
         self.ahead: dict[int, Marked] = {}
-        self._buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._unmarked: tuple[int, int, int] | None = None
+        self._candidates = CandidateScores()
 
     def learn(self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> None:
         """Fill the tables from the last rows (prefilling)."""
@@ -137,11 +142,7 @@ class LfpsState(DecodeState):
     ) -> tuple[Tensor, Tensor]:
         """Attend with one token (decoding, steps 1 to 4). See `DecodeState.step`."""
         p, scores, now, rows = self.params, self.scores[layer], int(k_pos[-1]), k.shape[0]
-        marked = self.ahead.pop(layer, None)
-        if marked is None or (marked.now, marked.row) != (now, rows - 1):
-            if marked is not None:
-                scores.drop_token(marked)
-            marked = mark_candidates(scores, now, rows - 1, p)
+        marked = self._pop_ahead(layer, now, rows - 1)
         queries = q.unflatten(0, (k.shape[1], -1)).to(score_dtype(q.dtype))
         sink = attend_heads(queries, *(x[scores.sinks].transpose(0, 1) for x in (k, v)), scale=scale)
         rho = sink_share(queries, k, scores, sink[1], scale=scale)
@@ -149,69 +150,68 @@ class LfpsState(DecodeState):
         busy = ~idle if p.heads == "query" else ~idle.all(-1)
         scores.decay(torch.where(busy.flatten(), p.decay, busy.new_ones(1, dtype=torch.float64)))  # Eq. 10, gamma
         candidates = marked.of_rows(busy.flatten())
-        found, lse, read = self._attend_candidates(scores, candidates, idle, queries, k, v, scale=scale)
-        out = merge([sink, (found, lse)])[0]
+        chosen = self._choose(scores, candidates, idle, queries * scale, k)
+        out = merge([sink, chosen.read(v)])[0]
         if scores.statistics is not None:
             mean = rho[..., None] * sink[0] + (1 - rho[..., None]) * scores.statistics.mean_value[:, None]
             out = torch.where(idle[..., None], mean, out)
         self.bypassed[layer], self.rho[layer] = idle.flatten(), rho.flatten()
         self.ahead[layer] = mark_candidates(scores, now + 1, rows, p)
-        return out.flatten(0, 1).to(q.dtype), read + len(scores.sinks)
+        return out.flatten(0, 1).to(q.dtype), candidates.counts + len(scores.sinks)
 
-    def _attend_candidates(
-        self, scores: KeyScores, marked: Marked, idle: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Attend to the best of the candidates and add their scores to the tables.
+    def attend_before(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, k_pos: Tensor, *, first: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Attend with one token to the chosen keys before a position. Sinks and all others are read elsewhere.
+
+        The tables learn as in `step`. Call `mark_ahead` before the next token comes to the layer.
+
+        Args:
+            layer: Layer number.
+            q: The query [Hq, d].
+            k: Keys [n, Hkv, d] of the layer, the token's own last.
+            v: Values, likewise.
+            k_pos: Positions [n], on the CPU.
+            first: The position: after the sinks, and not after the last tokens.
+            scale: Softmax scale.
 
         Returns:
-            The output [Hkv, g, d], its log-sum-exp [Hkv, g], which is -inf for idle heads, and keys scored [H].
+            The output [Hkv, g, d] and its log-sum-exp [Hkv, g], which is -inf where nothing is chosen.
         """
-        heads, group = q.shape[:2]
-        positions, slots, starts, now = marked.positions, marked.slots, marked.starts, marked.now
-        list_count, counts, most = len(starts) - 1, starts.diff(), int(starts.diff().max())
-        if not most:
-            return torch.zeros_like(q), q.new_full((heads, group), -math.inf), counts
-        keys, values = k.reshape(-1, k.shape[2]), v.reshape(-1, v.shape[2])
-        list_heads = torch.arange(list_count, device=q.device) * heads // list_count
-        flat = slots * heads + list_heads.repeat_interleave(counts)
-        queries, busy = (q * scale).reshape(list_count, -1, q.shape[2]), ~idle.view(list_count, -1, 1)
-        exact = q.new_full((*queries.shape[:2], most), -math.inf)
-        for row, (start, stop) in enumerate(pairwise(starts.tolist())):
-            exact[row, :, : stop - start] = queries[row] @ self._gather(keys, flat[start:stop], q.dtype).T
-        exact.masked_fill_(~busy, -math.inf)
+        scores, now, rows = self.scores[layer], int(k_pos[-1]), k.shape[0]
+        self._record_rows(layer, k_pos)
+        marked = self._pop_ahead(layer, now, rows - 1)
+        queries = q.unflatten(0, (k.shape[1], -1)).to(score_dtype(q.dtype))
+        scores.decay(scores.vertical.scale.new_full((1,), self.params.decay))  # Eq. 10, gamma
+        idle = torch.zeros(queries.shape[:2], dtype=torch.bool, device=k.device)
+        chosen = self._choose(scores, marked, idle, queries * scale, k)
+        elsewhere = int((k_pos >= first).sum()) + len(scores.sinks)
+        self.key_counts.append(KeyCount(layer, marked.counts_before(first) + elsewhere, rows))
+        self._unmarked = layer, now + 1, rows
+        return chosen.read(v, first)
+
+    def mark_ahead(self) -> None:
+        """Mark the next token's candidates in the layer of the latest `attend_before`."""
+        if self._unmarked is not None:
+            layer, now, row = self._unmarked
+            self.ahead[layer] = mark_candidates(self.scores[layer], now, row, self.params)
+            self._unmarked = None
+
+    def _pop_ahead(self, layer: int, now: int, row: int) -> Marked:
+        """Return the candidates of the token at position `now` in cache row `row`; marked ahead if it was foreseen."""
+        marked = self.ahead.pop(layer, None)
+        if marked is None or (marked.now, marked.row) != (now, row):
+            if marked is not None:
+                self.scores[layer].drop_token(marked)
+            marked = mark_candidates(self.scores[layer], now, row, self.params)
+        return marked
+
+    def _choose(self, scores: KeyScores, marked: Marked, idle: Tensor, q: Tensor, k: Tensor) -> ChosenKeys:
+        """Choose the best candidates by scaled queries [Hkv, g, d], and add their weights to the tables."""
         keep = max(self.params.least, math.ceil(self.params.share * scores.scored))
-        best = top_candidates(exact, counts, keep, scores.recent)
-        best_scores = exact.gather(-1, best)
-        lse = best_scores.logsumexp(-1, keepdim=True)
-        weights = torch.exp(best_scores - lse.masked_fill(~busy, 0.0))
-        # Entries beyond the end of a list score -inf and have no weight; any row of the cache may stand for them.
-        chosen = (starts[:-1, None, None] + best).clamp_(max=len(positions) - 1)
-        if self.params.heads == "query":
-            beyond = best[:, 0] >= counts[:, None]
-            at = index_flat(positions, chosen[:, 0]).masked_fill_(beyond, -1)
-            scores.add_scores(at, 0.5 * weights[:, 0], now)  # Eq. 10, w
-        else:
-            summed = weights.new_zeros(exact.shape).scatter_(-1, best, weights).sum(1) / busy.sum(1).clamp(min=1)
-            number = torch.arange(most, device=q.device).expand(list_count, -1)
-            at = index_flat(positions, (starts[:-1, None] + number).clamp_(max=len(positions) - 1))
-            scores.add_scores(at.masked_fill_(number >= counts[:, None], -1), 0.5 * summed, now)
-        rows, shares = index_flat(flat, chosen).flatten(0, 1), weights.flatten(0, 1).to(v.dtype)
-        out = F.embedding_bag(rows, values, mode="sum", per_sample_weights=shares)  # Eq. 1
-        return out.to(q.dtype).view_as(q), lse.view(heads, group), counts
-
-    def _gather(self, x: Tensor, at: Tensor, dtype: torch.dtype) -> Tensor:
-        """Gather rows `at` [m] of x [rows, d]. The result is valid until the next call.
-
-        Every call uses the same memory, since new pages cost as much as the rows.
-        """
-        buffers = []
-        for kind in (x.dtype, dtype):
-            buffer = self._buffers.get((x.device, kind))
-            if buffer is None or buffer.shape[0] < len(at):
-                buffer = self._buffers[x.device, kind] = x.new_empty(2 * len(at), x.shape[1], dtype=kind)
-            buffers.append(buffer[: len(at)])
-        torch.index_select(x, 0, at, out=buffers[0])
-        return buffers[0] if x.dtype == dtype else buffers[1].copy_(buffers[0])
+        chosen = self._candidates.select(marked, idle, q, k, recent=scores.recent, keep=keep)
+        chosen.teach(scores)
+        return chosen
 
 
 def prompt_tables(

@@ -278,6 +278,12 @@ class KeyScores:
             starts = torch.searchsorted(present, starts)
         return positions, slots, starts
 
+    def move(self, device: torch.device) -> None:
+        """Move tables and rows to a device. What is known of the prompt stays: only bypassing asks for it."""
+        for part in (self, self.vertical, self.slash):
+            part.__dict__.update({name: x.to(device) for name, x in vars(part).items() if isinstance(x, Tensor)})
+        self._allocate_marks()
+
     def _allocate_marks(self) -> None:
         """Allocate the marks of candidates: bool [H, room], in a buffer that starts RUN earlier.
 

@@ -16,7 +16,7 @@ from ragkv.engine.engine import Engine
 from ragkv.ingest.pipeline import ingest
 from ragkv.sparse import prefill, psa, topk
 from ragkv.sparse.blocks import BlockDigests
-from ragkv.sparse.lfps import LfpsState
+from ragkv.sparse.lfps_chosen import CandidateScores
 from ragkv.types import AskOptions, Document
 from tests.quick import quick_engine
 
@@ -97,7 +97,7 @@ class RowSpy:
         for module in (psa, topk):
             monkeypatch.setattr(module, "gather_blocks", self.counting(module.gather_blocks, 2))
         monkeypatch.setattr(BlockDigests, "near_rows", self.counting(BlockDigests.near_rows, 2, (0, 1)))
-        monkeypatch.setattr(LfpsState, "_gather", self.counting(LfpsState._gather, 1, (0,)))
+        monkeypatch.setattr(CandidateScores, "_gather", self.counting(CandidateScores._gather, 1, (0,)))
 
     def counting(self, gather, times, axes=(0, 1)):
         """times: how often the same rows are gathered: once for keys, once for values."""

@@ -98,7 +98,7 @@ class FewRows:
 
 
 class _PassAttention:
-    """Attention of one pass, whose rows are the last ones of every layer of its cache."""
+    """Attention of one pass, whose rows lie one behind the other in every layer of its cache."""
 
     def __init__(self, p: Pass, scale: float):
         self._p, self._scale, self._count = p, scale, p.positions.shape[0]
@@ -109,7 +109,8 @@ class _PassAttention:
         """Write K and V of the rows, and attend: [T, Hq, d]."""
         p, cache, count = self._p, self._p.cache, self._count
         keys, values = cache.k(layer), cache.v(layer)
-        keys[-count:], values[-count:] = k, v
+        start = int(p.steps[layer].slots[0])
+        keys[start : start + count], values[start : start + count] = k, v
         if p.attention is not None:
             return p.attention(layer, q, keys, values, p.positions, cache.positions(layer), scale=self._scale)
         plan = self._plan

@@ -69,6 +69,15 @@ def test_a_decoded_row_is_near_that_of_the_exact_weights(kind: str, rows: int) -
             assert float((a - b).float().norm() / a.float().norm()) < 0.05
 
 
+def test_a_decoded_row_is_written_where_its_pass_says() -> None:
+    model = rounding(packed_model("llama"))
+    row = passes(model, 1, decodes=True)
+    before = [row.cache.k(layer).clone() for layer in range(model.shape.layers)]
+    model.forward([replace(row, steps=[replace(step, slots=torch.tensor([5])) for step in row.steps])])
+    for layer, keys in enumerate(before):
+        assert (row.cache.k(layer) != keys).any(-1).any(-1).nonzero().flatten().tolist() == [5]
+
+
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_a_prefill_has_the_exact_weights_also_beside_a_decoded_row(kind: str) -> None:
     exact = packed_model(kind)
