@@ -5,6 +5,8 @@ its policy's state observes, and then decodes `steps` tokens. One forward pass p
 tokens do not stop. The time between tokens is that between two moments at which the host knows the tokens of all
 requests, as a service publishes them. The times are cache-ready: they include no prefill and no store. The dense rows
 are the model's own loop over torch's fused attention.
+
+A policy may have keys in host memory: LFPS with `split`, and PSA over a pool (`SpeedParams.pool`).
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ from ragkv.errors import InputError
 from ragkv.evaluation.quality import Progress
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
+from ragkv.model.execution.pooled_decode import PooledDecoder
+from ragkv.model.execution.split_context import SplitContext, split_context
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver, decode_state
+from ragkv.sparse.psa import Psa
 
 RECORDED = "dense, recorded"
 
@@ -44,6 +49,7 @@ class SpeedParams:
         batches: numbers of requests that decode together.
         steps: timed steps, after `warmup` untimed ones. Every decoder takes them twice.
         question: tokens that the policies' states observe first.
+        pool: PSA decodes from host memory, over a pool with room for this share of the KV; None keeps it on the device.
     """
 
     lengths: tuple[int, ...]
@@ -51,6 +57,7 @@ class SpeedParams:
     steps: int = 32
     warmup: int = 3
     question: int = 24
+    pool: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class SpeedRow:
         ratio: rate / rate of dense decoding at the same length and batch.
         read: keys read / keys present.
         kv: bytes of K and V that one token of one request reads, over all layers.
+        crossed: bytes that a step of all requests moves between host and device memory: queries, results, blocks.
     """
 
     length: int
@@ -75,6 +83,7 @@ class SpeedRow:
     ratio: float
     read: float
     kv: float
+    crossed: float
 
 
 @dataclass(frozen=True)
@@ -141,6 +150,7 @@ class _Samples:
     times: list[float] = field(default_factory=list)
     read: int = 0
     present: int = 0
+    crossed: int = 0
 
     def rate(self, batch: int) -> float:
         """Return the tokens per second of all requests."""
@@ -150,10 +160,18 @@ class _Samples:
 def _decode(case: _Case, batch: int, decoder: _Decoder, samples: _Samples) -> None:
     """Time the steps of new requests."""
     model, params, policy = case.model, case.params, decoder.policy
-    states = [decode_state(policy, len(case.tokens)) for _ in range(batch)]
+    pool = _pooled(case, batch, policy)
+    states = [None if pool else decode_state(policy, len(case.tokens)) for _ in range(batch)]
     sequences, known = [_prefill(case, state) for state in states], list[float]()
+    if pool is not None and isinstance(policy, Psa):
+        for sequence in sequences:
+            sequence.pooled = pool.open(sequence.cache, policy, sequence.sampling.max_tokens)
+            assert sequence.pooled is not None, "the pool was made for this policy"
+            sequence.pooled.join()
     now(model.device.type)
-    for _ in range(params.warmup + params.steps + 1):
+    for step in range(params.warmup + params.steps + 1):
+        if step == params.warmup:
+            samples.crossed -= _crossed(sequences, pool)
         for sequence in sequences:
             sequence.sample(frozenset())
         known.append(time.perf_counter())
@@ -162,8 +180,26 @@ def _decode(case: _Case, batch: int, decoder: _Decoder, samples: _Samples) -> No
         if fault is not None:
             raise fault
     samples.times += [1000 * (after - before) for before, after in pairwise(known[params.warmup :])]
-    samples.present += sum(state.keys_present for state in states if state is not None)
-    samples.read += sum(state.keys_read for state in states if state is not None)
+    samples.crossed += _crossed(sequences, pool)
+    for sequence, state in zip(sequences, states, strict=True):
+        sequence.close()
+        counted = sequence.pooled.counts if sequence.pooled is not None else state
+        samples.present += 0 if counted is None else counted.keys_present
+        samples.read += 0 if counted is None else counted.keys_read
+
+
+def _crossed(sequences: abc.Sequence[Sequence], decoder: PooledDecoder | None) -> int:
+    """Count the bytes that passed between host and device so far."""
+    split = sum(each.attention.crossed for each in sequences if isinstance(each.attention, SplitContext))
+    return split + (0 if decoder is None else decoder.pool.use().loaded * decoder.pool.slot_bytes)
+
+
+def _pooled(case: _Case, batch: int, policy: DecodePolicy | None) -> PooledDecoder | None:
+    """Return a decoder over a pool where the policy decodes over one."""
+    share, keys = case.params.pool, len(case.tokens)
+    if share is None or not isinstance(policy, Psa) or policy.why_dense(keys):
+        return None
+    return PooledDecoder(case.model, policy, int(share * batch * keys * case.model.token_bytes))
 
 
 def _row(case: _Case, batch: int, name: str, samples: _Samples, dense: float) -> SpeedRow:
@@ -173,7 +209,8 @@ def _row(case: _Case, batch: int, name: str, samples: _Samples, dense: float) ->
     keys = length + params.warmup + (params.steps + 1) / 2
     row = 2 * shape.layers * shape.kv_heads * shape.head_dim * case.model.dtype.itemsize
     p50, p99 = np.percentile(samples.times, (50, 99))
-    return SpeedRow(length, batch, name, rate, float(p50), float(p99), rate / dense, read, read * keys * row)
+    crossed = samples.crossed / (2 * (params.steps + 1))  # every decoder takes its steps twice
+    return SpeedRow(length, batch, name, rate, float(p50), float(p99), rate / dense, read, read * keys * row, crossed)
 
 
 def _prefill(case: _Case, state: DecodeState | None) -> Sequence:
@@ -184,14 +221,16 @@ def _prefill(case: _Case, state: DecodeState | None) -> Sequence:
     cache = ContextCache(model.shape, start + room, model.dtype, model.devices)
     for layer in range(model.shape.layers):
         cache.put(layer, context.k(layer), context.v(layer), context.positions(layer))
-    attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.query_rows)
-    logits = model.forward([append(cache, tokens[start:], start, outputs=rows, attention=attention)])[0][-1]
-    return Sequence(cache, logits, len(tokens), Sampling(params.warmup + params.steps + 2), state)
+    observer, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.query_rows)
+    logits = model.forward([append(cache, tokens[start:], start, outputs=rows, attention=observer)])[0][-1]
+    steps = params.warmup + params.steps + 2
+    return Sequence(cache, logits, len(tokens), Sampling(steps), split_context(model, cache, state, steps) or state)
 
 
 def grid(rows: abc.Sequence[SpeedRow]) -> TextGrid:
     """Times in ms, shares in percent."""
-    heads = ("context", "requests", "decode", "tokens/s", "× dense", "TBT p50", "p99", "keys read", "KV MiB a token")
+    heads = ("context", "requests", "decode", "tokens/s", "× dense", "TBT p50", "p99", "keys read", "KV MiB a token",
+             "MB over the bus")  # fmt: skip
     cells = [
         (
             str(row.length),
@@ -203,6 +242,7 @@ def grid(rows: abc.Sequence[SpeedRow]) -> TextGrid:
             number(row.p99, ".1f"),
             number(row.read, ".1f", 100),
             number(row.kv, ".1f", 2**-20),
+            number(row.crossed, ".2f", 1e-6),
         )
         for row in rows
     ]

@@ -1,6 +1,6 @@
 """All measurements on a GPU: the tables of docs/results/gpu.md and of the last sections of decode.md.
 
-    PYTHONPATH=. python tools/gpu.py FOLDER [kernels first small large tiers tokens pool stitched shapes]
+    PYTHONPATH=. python tools/gpu.py FOLDER [kernels first small large tiers tokens pool split stitched shapes]
 
 It needs torch, transformers, triton and xxhash but none of the project's other packages, so that it runs without an
 installed service. Each part writes FOLDER/PART.md and prints how long it took. If a part fails, its error is printed
@@ -13,13 +13,14 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks import decode_pool, decode_speed, kernels, stitched, ttft_table
+from benchmarks.decode import Named
 from benchmarks.decode_pool import PoolParams
 from benchmarks.decode_speed import SpeedParams
 from benchmarks.grid import titled
@@ -33,6 +34,7 @@ from ragkv.model.decoder import DecoderModel
 SHAPE, OTHERS = "llama-3.1-8b", ("mistral-7b", "qwen2.5-3b")
 FEW = ("scout", "gated")
 POLICIES = ("psa", "topk", "lfps", "loopserve:first=0")
+SPLIT = ("lfps", "lfps:split=64", "lfps:split=1024", "psa")
 
 
 class Parts:
@@ -76,8 +78,7 @@ class Parts:
 
     def tokens(self) -> Iterator[str]:
         """Decoding: dense, recorded, and under the policies."""
-        made = [(name, make_decode_policy(name, self.model.profile)) for name in POLICIES]
-        policies = [(name, each) for name, each in made if each is not None]
+        policies = self._policies(POLICIES)
         for batch, named in ((1, policies), (4, policies), (16, [])):
             params = SpeedParams((16384,), (batch,), steps=16)
             rows = decode_speed.measure(self.model, params, named, _quiet, random_tokens)
@@ -88,6 +89,13 @@ class Parts:
         for params in (PoolParams(4096, 4, steps=8, warmup=4), PoolParams()):
             rows = decode_pool.measure(self.model, params, _quiet, random_tokens)
             yield titled(f"{SHAPE}, {params.batch} requests of {params.length} keys", decode_pool.grid(rows))
+
+    def split(self) -> Iterator[str]:
+        """Keys in host memory: LFPS with a split context beside LFPS on the GPU, and PSA over a pool."""
+        for batch in (1, 4):
+            params = SpeedParams((16384,), (batch,), steps=16, warmup=32, pool=0.25)
+            rows = decode_speed.measure(self.model, params, self._policies(SPLIT), _quiet, random_tokens)
+            yield titled(f"{SHAPE}, {batch} requests, {torch.get_num_threads()} threads", decode_speed.grid(rows))
 
     def stitched(self) -> Iterator[str]:
         """Prefill policies on stitched contexts: 64 chunks of CacheBlend, and what `auto` does."""
@@ -100,6 +108,10 @@ class Parts:
         """16 chunks, other models."""
         for name in OTHERS:
             yield self._first_tokens(ShapeParams(methods=("scout",), split=1), random_model(name, "cuda"))
+
+    def _policies(self, names: Sequence[str]) -> list[Named]:
+        made = [(name, make_decode_policy(name, self.model.profile)) for name in names]
+        return [(name, each) for name, each in made if each is not None]
 
     def _first_tokens(self, params: ShapeParams, model: DecoderModel | None = None) -> str:
         result = ttft_shape(model or self.model, params, _quiet)
@@ -115,7 +127,18 @@ def main(folder: Path, names: list[str]) -> int:
     """Run the named parts, or all. Returns 1 if one failed."""
     folder.mkdir(parents=True, exist_ok=True)
     parts, failed = Parts(), 0
-    for name in names or ("kernels", "first", "small", "large", "tiers", "tokens", "pool", "stitched", "shapes"):
+    for name in names or (
+        "kernels",
+        "first",
+        "small",
+        "large",
+        "tiers",
+        "tokens",
+        "pool",
+        "split",
+        "stitched",
+        "shapes",
+    ):
         start, path = time.perf_counter(), folder / f"{name}.md"
         path.write_text("")
         try:

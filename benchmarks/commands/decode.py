@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.decode import DecodeRow, Named
+    from benchmarks.decode_speed import SpeedParams
     from benchmarks.grid import TextGrid
     from ragkv.model.decoder import DecoderModel
     from ragkv.model.profile import Profile
@@ -78,7 +79,9 @@ def decode(
     pool: Annotated[
         float | None,
         typer.Option(
-            "--pool", help="With --length and --batch: KV in host memory, with room for this share of it on the GPU."
+            "--pool",
+            help="With --length and --batch: KV in host memory, with room for this share of it on the GPU; "
+            "with --policy: that of PSA, beside the others.",
         ),
     ] = None,
     speculation: Annotated[
@@ -104,13 +107,13 @@ def decode(
         raise typer.BadParameter("lengths alone, of one request and without policies", param_hint="--speculation")
     if early and not quality:
         raise typer.BadParameter("of answers: add --quality, --seed or --longbench", param_hint="--early")
-    if pool is not None and (quality or policy or len(length or ()) * len(batch or [1]) > 1):
-        raise typer.BadParameter("one length, one number of requests, and PSA alone", param_hint="--pool")
+    if pool is not None and (quality or (not policy and len(length or ()) * len(batch or [1]) > 1)):
+        raise typer.BadParameter("one length and one number of requests, or policies to compare", param_hint="--pool")
     if device == "spread" and (pool is not None or not (length or quality)):
         raise typer.BadParameter("a layer, and a pool, is on one GPU", param_hint="--device")
     pieces: list[Piece] = []
     figures: dict[str, Any] = {}
-    if length and pool is not None:
+    if length and pool is not None and not policy:
         loaded = random_weights(shape, device, layers, False) if shape else configured(model, device)
         piece, figures["pool"] = _pooled(loaded, length[0], (batch or [1])[0], pool, steps, text=not shape)
         pieces.append(piece)
@@ -125,7 +128,12 @@ def decode(
         loaded = random_weights(shape, device, layers, False) if shape else configured(model, device)
         named = _named(policy or WHOLE, loaded.profile, loaded.device)
         if length:
-            piece, figures["speed"] = _speed(loaded, named, length, batch or [1], steps, text=not shape)
+            from benchmarks.decode_speed import SpeedParams
+
+            params = SpeedParams(tuple(length), tuple(batch or [1]), steps, pool=pool)
+            if pool is not None:
+                params = dataclasses.replace(params, warmup=32)  # the pool fills meanwhile
+            piece, figures["speed"] = _speed(loaded, named, params, not shape)
             pieces.append(piece)
         if quality:
             piece, figures["quality"] = _quality(loaded, named, early, asked)
@@ -165,19 +173,19 @@ def _layer(
 
 
 def _speed(
-    model: DecoderModel, named: Sequence[Named], lengths: Sequence[int], batches: Sequence[int], steps: int, text: bool
+    model: DecoderModel, named: Sequence[Named], params: SpeedParams, text: bool
 ) -> tuple[Piece, list[dict[str, Any]]]:
     import torch
 
     from benchmarks.answers import prose
-    from benchmarks.decode_speed import SpeedParams, grid, measure
+    from benchmarks.decode_speed import grid, measure
     from benchmarks.shapes import random_tokens
 
-    params = SpeedParams(tuple(lengths), tuple(batches), steps)
     with progress() as report:
         rows = measure(model, params, named, report, prose if text else random_tokens)
     where = f"{model.name} on {model.device_names}, {torch.get_num_threads()} threads"
-    title = f"{where}: decoding, cache-ready, {steps} tokens"
+    pool = "" if params.pool is None else f"; psa from host memory, {params.pool:.0%} in the pool"
+    title = f"{where}: decoding, cache-ready, {params.steps} tokens{pool}"
     return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
 

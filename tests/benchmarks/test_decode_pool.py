@@ -70,4 +70,8 @@ def test_the_command_writes_table_and_figures(tmp_path):
     assert run([*command.split(), "--table", str(table), "--json", str(file)]) == 0
     assert [row["way"] for row in json.loads(file.read_text())["pool"]] == [STAGED, PSA]
     assert "25% in the pool" in table.read_text()
+    assert run([*command.split(), "--policy", "psa", "--policy", "lfps:split=9", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["speed"]
+    assert [row["policy"] for row in rows] == ["dense", "psa", "lfps:split=9"]
+    assert all(row["crossed"] > 0 for row in rows[1:])
     assert run(["bench", "decode", "--pool", "0.25"]) != 0

@@ -8,6 +8,7 @@ from benchmarks.decode_speed import SpeedParams, measure
 from benchmarks.shapes import random_model, random_tokens
 from ragkv.engine.crossover import AutoDecode
 from ragkv.errors import InputError
+from ragkv.sparse.lfps import Lfps
 from ragkv.sparse.psa import Psa
 from ragkv.sparse.topk import TopBlocks
 
@@ -46,6 +47,22 @@ def test_a_policy_reads_less_where_it_applies(rows):
     assert rows[256, 3, "blocks"].read < 0.25
     assert rows[64, 3, "blocks"].read == 1.0, "no more keys than `above`"
     assert rows[256, 3, "blocks"].ratio == pytest.approx(rows[256, 3, "blocks"].rate / rows[256, 3, "dense"].rate)
+
+
+def test_keys_in_host_memory_are_timed_beside_the_others_with_what_crosses_the_bus(model):
+    params = SpeedParams((256,), (2,), steps=2, warmup=2, question=8, pool=0.5)
+    policies = [("lfps", Lfps(least=8)), ("split", Lfps(least=8, split=16)), ("psa", Psa(block=8, least=4, part=0.1))]
+    rows = {row.policy: row for row in measure(model, params, policies, lambda *_: None, random_tokens)}
+    shape, size = model.shape, model.dtype.itemsize
+    sent, back = shape.q_heads + 2 * shape.kv_heads, shape.q_heads
+    token = shape.layers * size * (sent * shape.head_dim + back * (shape.head_dim + 1))
+    assert rows["split"].crossed == 2 * token, "queries, new rows and results of both requests"
+    assert rows["dense"].crossed == rows["lfps"].crossed == 0
+    block = 2 * 8 * shape.head_dim * size
+    assert rows["psa"].crossed > 0
+    assert rows["psa"].crossed * 6 % block == 0, "whole blocks, of two times three steps"
+    assert all(0 < rows[name].read < 1 for name in ("lfps", "split", "psa"))
+    assert rows["split"].read > rows["lfps"].read
 
 
 def test_auto_decodes_as_a_request_would(model):
