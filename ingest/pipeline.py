@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, DocumentInfo, DocumentVersion, Passage
-from ragkv.errors import RagkvError
+from ragkv.errors import QuotaExceeded, RagkvError
 from ragkv.ingest.budget import within
 from ragkv.ingest.chunker import split_steps
 from ragkv.ingest.engine_contract import IngestEmbedder, IngestEngine
@@ -105,7 +105,7 @@ def ingest_steps(
     digest, reader = content_hash(document), reader_of(engine, document.collection)
     known = catalog.find(document.collection, document.id)
     if known and (known.content_hash, known.reader) == (digest, reader):
-        return _keep(catalog, document, known)
+        return _keep(engine, document, known)
     is_new = known is None or known.content_hash != digest
     chunks = yield from _split_steps(engine, document, limited=is_new)
     tokens = sum(len(chunk.tokens) for chunk in chunks)
@@ -123,12 +123,14 @@ def ingest_steps(
     return outcome
 
 
-def _keep(catalog: Catalog, document: Document, known: DocumentInfo) -> IngestOutcome:
-    """Leave unchanged content as it is. A file that is new to the document is noted and kept."""
+def _keep(engine: IngestEngine, document: Document, known: DocumentInfo) -> IngestOutcome:
+    """Leave unchanged content as it is. A file that is new to the document is noted, and kept if there is room."""
+    catalog = engine.catalog
     if document.source not in ("", known.source):
         catalog.note_source(document)
     if document.file:
-        catalog.keep_file(document)
+        with suppress(QuotaExceeded):  # its pages cannot be shown; all else is there
+            catalog.keep_file(document, _admission(engine, document, known.tokens))
     return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
 
 
@@ -138,12 +140,12 @@ def _split_steps(engine: IngestEngine, document: Document, limited: bool) -> Gen
     return (yield from (within(steps, document, engine.split_seconds) if limited else steps))
 
 
-def _admission(engine: IngestEngine, document: Document, tokens: int) -> Callable[[int], None] | None:
+def _admission(engine: IngestEngine, document: Document, tokens: int) -> Callable[[int, int], None] | None:
     """Check the quota; return what checks it again at the commit, None without a quota. Raises QuotaExceeded."""
     if not engine.quota.limit:
         return None
     admit = partial(engine.quota.admit, document, tokens)
-    admit(engine.catalog.tokens(document.collection, document.id))
+    admit(*engine.catalog.held(document.collection, document.id))
     return admit
 
 
@@ -233,7 +235,7 @@ def _embed_steps(
 def _store_steps(
     engine: IngestEngine,
     version: DocumentVersion,
-    admit: Callable[[int], None] | None,
+    admit: Callable[[int, int], None] | None,
     check_new: Callable[[], None],
 ) -> Generator[IngestStep, None, bool]:
     """Encode and commit a version under a claim. Returns whether it is stored; else another process stored the same."""

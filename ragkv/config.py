@@ -201,7 +201,9 @@ class IngestSettings(_Part):
         description="Read scanned pages of PDFs by OCR: `true`, up to 50 of a PDF, or how many; parsing may take 12 "
         "seconds for each. Needs `ragkv[ocr]`.",
     )
-    collection_bytes: int = Field(0, ge=0, description="Bytes of KV a collection may hold; 0: any number.")
+    collection_bytes: int = Field(
+        0, ge=0, description="Bytes of KV and kept files a collection may hold; 0: any number."
+    )
 
     @property
     def ocr_pages(self) -> int:
@@ -258,7 +260,7 @@ class ServingSettings(_Part):
     )
     tenant_bytes: int = Field(0, ge=0, description="Bytes of documents a minute that a tenant may send; 0: any number.")
     tenant_stored: int = Field(
-        0, ge=0, description="Bytes of KV that all documents of a tenant may need; 0: any number."
+        0, ge=0, description="Bytes of KV and kept files that all documents of a tenant may need; 0: any number."
     )
     operators: str = Field(
         "", description="Tenants, comma separated, whose keys see the metrics of every tenant; others see their own."

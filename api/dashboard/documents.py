@@ -229,6 +229,7 @@ class DocumentsPage:
         self._totals.set_text(
             f"{quantity(own.documents, 'document')} · {quantity(own.chunks, 'chunk')}"
             f" · {quantity(own.tokens, 'token')} · KV {size(kv.computed)} as computed, ≈ {size(kv.stored)} in the store"
+            + (f" · files {size(own.file_bytes)}" if own.file_bytes else "")
             if own and kv
             else "Nothing is stored in this collection."
         )

@@ -164,7 +164,7 @@ class CatalogService:
 
         Args:
             tenant: Whose documents they are.
-            limit: Most bytes of KV that all its documents may need; 0 for no limit.
+            limit: Most bytes of KV and kept files of all its documents; 0 for no limit.
 
         Raises:
             QuotaExceeded: The tenant has used up the limit.
@@ -172,10 +172,10 @@ class CatalogService:
         if not limit:
             return
         owned = self._catalog.collections(f"{tenant.name}:" if tenant.name else "")
-        used = self.kv.token_bytes * sum(each.tokens for each in owned)
+        used = sum(self.kv.token_bytes * each.tokens + each.file_bytes for each in owned)
         if used >= limit:
             raise QuotaExceeded(
-                f"all documents together hold {used} bytes of KV, the limit is {limit}; remove some first"
+                f"all documents together hold {used} bytes of KV and files, the limit is {limit}; remove some first"
             )
 
     def remove(self, collection: str, document_id: str) -> None:

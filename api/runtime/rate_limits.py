@@ -41,7 +41,7 @@ class TenantLimits:
         requests: Requests a minute.
         tokens: Tokens a minute, of prompts and answers.
         bytes: Bytes of documents a minute.
-        stored: Bytes of KV that all its documents may need.
+        stored: Bytes of KV and kept files of all its documents.
     """
 
     requests: int = 0

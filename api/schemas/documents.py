@@ -158,6 +158,8 @@ class ShownCollection(BaseModel):
     tokens: int
     kv_bytes: int
     """Bytes of its KV as the model computes it, whether or not the KV is stored."""
+    file_bytes: int
+    """Size of the files that are kept, so that their pages can be shown."""
 
 
 class Collections(BaseModel):
@@ -282,4 +284,5 @@ def to_shown_collection(info: CollectionInfo, tenant: Tenant, token_bytes: int) 
         "chunks": info.chunks,
         "tokens": info.tokens,
         "kv_bytes": info.tokens * token_bytes,
+        "file_bytes": info.file_bytes,
     }

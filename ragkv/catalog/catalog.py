@@ -150,7 +150,7 @@ class Catalog:
         self,
         version: DocumentVersion,
         claim: int | None = None,
-        admit: Callable[[int], None] | None = None,
+        admit: Callable[[int, int], None] | None = None,
         precondition: Callable[[], None] | None = None,
     ) -> list[Key]:
         """Store a document with its chunks, vectors and KV keys, in place of its previous version.
@@ -160,7 +160,7 @@ class Catalog:
         Args:
             version: What to store.
             claim: A claim on the version's keys. The transaction releases it.
-            admit: Called with the number of tokens of the collection's other documents. Raises if there is no room.
+            admit: Called with what the collection's other documents hold (`held`). Raises if there is no room.
             precondition: Called first. Raises if the version is not to be stored any more. It may read the catalogue;
                 a write of another process happens before this call or after the whole transaction.
 
@@ -180,7 +180,7 @@ class Catalog:
                 precondition()
             table = embedders.place(transaction, document.collection, version.embedder)
             if admit:
-                admit(documents.tokens(transaction, document.collection, document.id))
+                admit(*documents.held(transaction, document.collection, document.id))
             if claim is not None:
                 claims.release(transaction, claim)
             row, old_keys = documents.upsert(transaction, version)
@@ -231,12 +231,15 @@ class Catalog:
             sources.note(transaction, document.collection, document.id, document.source)
 
     @again_with_room
-    def keep_file(self, document: Document) -> None:
-        """Store the file of a document whose content is there already, unless it is stored."""
+    def keep_file(self, document: Document, admit: Callable[[int, int], None] | None = None) -> None:
+        """Store the file of a document whose content is there already, unless it is stored. `admit`: see above."""
         with self.read() as transaction:
             if files.load(transaction, document.collection, document.id) == document.file:
                 return
         with self.write(alone=False, size=2 * len(document.file)) as transaction:
+            transaction.lock(f"collection {document.collection}")
+            if admit:
+                admit(*documents.held(transaction, document.collection, document.id))
             files.note(transaction, document.collection, document.id, document.file)
 
     def document(self, collection: str, document_id: str) -> DocumentInfo:
@@ -297,10 +300,10 @@ class Catalog:
         with self.read() as transaction:
             return documents.count(transaction)
 
-    def tokens(self, collection: str, without: str = "") -> int:
-        """Return the number of tokens of all chunks of a collection, except those of the document `without`."""
+    def held(self, collection: str, without: str = "") -> tuple[int, int]:
+        """Return (tokens of all chunks, bytes of all files) of a collection, except those of the document `without`."""
         with self.read() as transaction:
-            return documents.tokens(transaction, collection, without)
+            return documents.held(transaction, collection, without)
 
     # Chunks
 

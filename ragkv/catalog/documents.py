@@ -186,8 +186,11 @@ def read_again(transaction: Transaction, collection: str, document_ids: Sequence
 
 def collections(transaction: Transaction, prefix: str) -> list[CollectionInfo]:
     """Return the collections that have documents and whose names start with `prefix`, ordered by name."""
-    found = transaction.execute(_COLLECTIONS, {"prefix": prefix})
-    return [CollectionInfo(name, documents, int(chunks), int(tokens)) for name, documents, chunks, tokens in found]
+    found, kept = transaction.execute(_COLLECTIONS, {"prefix": prefix}).fetchall(), files.sizes(transaction)
+    return [
+        CollectionInfo(name, documents, int(chunks), int(tokens), kept.get(name, 0))
+        for name, documents, chunks, tokens in found
+    ]
 
 
 def count(transaction: Transaction) -> tuple[int, int]:
@@ -196,9 +199,10 @@ def count(transaction: Transaction) -> tuple[int, int]:
     return documents, int(chunks)
 
 
-def tokens(transaction: Transaction, collection: str, without: str) -> int:
-    """Return the number of tokens of all chunks of a collection, except those of the document `without`."""
-    return int(transaction.scalar(_TOKENS, {"of": collection, "without": without}))
+def held(transaction: Transaction, collection: str, without: str) -> tuple[int, int]:
+    """Return (tokens of all chunks, bytes of all files) of a collection, except those of the document `without`."""
+    tokens = int(transaction.scalar(_TOKENS, {"of": collection, "without": without}))
+    return tokens, files.size(transaction, collection, without)
 
 
 def not_found(collection: str, document_id: str) -> NotFound:

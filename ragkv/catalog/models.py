@@ -167,12 +167,14 @@ class CollectionInfo:
         documents: Number of documents.
         chunks: Number of chunks.
         tokens: Number of tokens of all chunks.
+        file_bytes: Size of the files that are kept for their pages.
     """
 
     name: str
     documents: int
     chunks: int
     tokens: int
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True)

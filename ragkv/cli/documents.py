@@ -163,7 +163,7 @@ LEAST_TITLE = 6
 """Columns of a terminal that a title keeps where ids are long."""
 _COLUMNS = ("id", "title", "chunks", "tokens", "collection")
 _LONG = ("bytes", "version", "created", "updated")
-_FIELDS = (*_COLUMNS, *_LONG, "metadata", "source")
+_FIELDS = (*_COLUMNS, *_LONG, "metadata", "source", "file_bytes")
 
 
 def _cells(info: DocumentInfo | RemoteDocument, long: bool) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ def key(
     tokens: Annotated[int | None, typer.Option(min=0, help="Tokens a minute, of prompts and answers.")] = None,
     bytes: Annotated[int | None, typer.Option("--bytes", min=0, help="Bytes of documents a minute.")] = None,
     reader: Annotated[bool, typer.Option("--reader", help="The key may search, ask and read, but not change.")] = False,
-    stored: Annotated[int | None, typer.Option(min=0, help="Bytes of KV that all its documents may need.")] = None,
+    stored: Annotated[int | None, typer.Option(min=0, help="Bytes of KV and kept files of all its documents.")] = None,
 ) -> int:
     """Make an API key for a tenant. It is shown once; the settings hold its hash.
 

@@ -100,11 +100,14 @@ class RemotePicture:
         png: The picture.
         marked: Whether the passage was found on the page and is marked.
         pages: How many pages the document has.
+        mark: Left, top, right and bottom of the box around all that is marked, in pixels; None if nothing is, or an
+            earlier service does not tell.
     """
 
     png: bytes
     marked: bool
     pages: int
+    mark: tuple[int, int, int, int] | None = None
 
 
 @dataclass(frozen=True, config=_IGNORE_EXTRA)
@@ -178,6 +181,7 @@ class Collection:
         chunks: Number of chunks.
         tokens: Number of tokens of all chunks.
         kv_bytes: Size of its KV as the model computes it, in bytes.
+        file_bytes: Size of the files that the service keeps, so that their pages can be shown.
     """
 
     name: str
@@ -185,3 +189,4 @@ class Collection:
     chunks: int
     tokens: int
     kv_bytes: int
+    file_bytes: int = 0

@@ -185,10 +185,10 @@ def test_claimed_keys_are_not_removed_until_released_or_expired(catalog: Catalog
 def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog: Catalog) -> None:
     chunk, vector = Chunk("a#0", "a", 0, "t", "text", (1, 2, 3)), np.ones((1, WORDS.dimension), np.float32)
 
-    def refuse(others: int) -> None:
+    def refuse(others: int, files: int) -> None:
         raise InputError(f"{others} others")
 
-    def commit(document_id: str, admit: Callable[[int], None] | None) -> None:
+    def commit(document_id: str, admit: Callable[[int, int], None] | None) -> None:
         document = Document(document_id, "t", "text")
         version = DocumentVersion(document, "h", [chunk], vector, [Key("k")], WORDS, "r")
         catalog.put_document(version, claim, admit)
@@ -204,7 +204,7 @@ def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog:
         assert connection.exec_driver_sql("SELECT count(*) FROM claims").fetchone() == (0,)
     with pytest.raises(InputError, match="3 others"):
         commit("b", refuse)
-    assert (catalog.tokens("default"), catalog.tokens("default", "a"), catalog.tokens("x")) == (3, 0, 0)
+    assert [catalog.held("default"), catalog.held("default", "a"), catalog.held("x")] == [(3, 0), (0, 0), (0, 0)]
 
 
 def test_an_old_catalogue_without_claims_gets_their_tables(path: Path) -> None:

@@ -54,6 +54,14 @@ def test_a_document_that_is_read_again_keeps_its_file(catalog: Catalog) -> None:
     assert kept(catalog) == SHEET.file
 
 
+def test_the_sizes_of_files_are_added_up_by_collection(catalog: Catalog) -> None:
+    for number, collection in enumerate(("default", "default", "other")):
+        store(catalog, replace(SHEET, id=f"{number}.pdf", collection=collection, file=b"%" * (number + 1)))
+    store(catalog, replace(SHEET, id="typed", collection="bare", file=b""))
+    assert {each.name: each.file_bytes for each in catalog.collections()} == {"default": 3, "other": 3, "bare": 0}
+    assert [catalog.held(*named)[1] for named in (("default",), ("default", "1.pdf"), ("bare",))] == [3, 1, 0]
+
+
 def test_each_collection_has_its_own_file(catalog: Catalog) -> None:
     store(catalog, SHEET)
     store(catalog, replace(SHEET, collection="red:default", file=b"%PDF- of red"))

@@ -35,7 +35,7 @@ def engine(tmp_path: Path) -> Iterator[FileEngine]:
 
 
 def test_a_document_over_the_quota_is_refused_with_the_numbers_and_costs_nothing(engine: FileEngine) -> None:
-    used, stored, encoded = engine.catalog.tokens("default") * BYTES, engine.stored(), engine.encoded
+    used, stored, encoded = engine.catalog.held("default")[0] * BYTES, engine.stored(), engine.encoded
     stages: list[str] = []
     with pytest.raises(QuotaExceeded) as refused:
         ingest(engine, make_document("b", seed=1), lambda stage, done, total: stages.append(stage))
@@ -61,7 +61,7 @@ def test_the_other_documents_of_the_job_go_on(engine: FileEngine) -> None:
 
 def test_a_document_fits_up_to_the_last_byte(engine: FileEngine) -> None:
     tokens = ingest(engine, make_document("b", words=30, seed=1)).tokens
-    used = engine.catalog.tokens("default")
+    used, _ = engine.catalog.held("default")
     small = replace(make_document("b", words=30, seed=1), id="c")
     engine.quota = Quota((used + tokens) * BYTES - 1, BYTES)
     with pytest.raises(QuotaExceeded):
@@ -82,6 +82,24 @@ def test_a_new_version_takes_the_place_of_the_old_one(engine: FileEngine) -> Non
     with pytest.raises(QuotaExceeded):
         ingest(engine, make_document("a", words=600, seed=2))
     assert engine.catalog.original("default", "a") == make_document("a", seed=1)
+
+
+def test_a_kept_file_needs_room_and_gives_it_back(engine: FileEngine) -> None:
+    small = make_document("b", words=20, seed=1)
+    with pytest.raises(QuotaExceeded, match=r"with its file of 1001, and the limit is .* remove documents"):
+        ingest(engine, replace(small, file=b"%" * 1001))
+    ingest(engine, replace(small, file=b"%" * 700))
+    assert engine.catalog.held("default", "a")[1] == 700
+    with pytest.raises(QuotaExceeded):
+        ingest(engine, make_document("c", words=20, seed=2))
+    ingest(engine, replace(small, text="Typed in."))
+    assert ingest(engine, make_document("c", words=20, seed=2)).status == "added"
+
+
+def test_the_file_of_a_document_that_is_there_is_kept_if_there_is_room(engine: FileEngine) -> None:
+    for size, kept in ((1001, 0), (1000, 1000), (1001, 1000)):
+        assert ingest(engine, replace(make_document("a"), file=b"%" * size)).status == "unchanged"
+        assert engine.catalog.held("default")[1] == kept
 
 
 def test_each_collection_has_its_own_quota(engine: FileEngine) -> None:

@@ -44,7 +44,7 @@ def test_a_collection_shows_its_size(service: Service) -> None:
     assert shown(service)["boats/held"] == {
         "name": "boats/held",
         "documents": 3,
-        **{name: sum(document[name] for document in page) for name in ("chunks", "tokens", "kv_bytes")},
+        **{name: sum(document[name] for document in page) for name in ("chunks", "tokens", "kv_bytes", "file_bytes")},
     }
     assert service.client.delete("/v1/collections/boats%2Fheld").status_code == 204
     assert "boats/held" not in shown(service)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from ragkv.api.middleware.keys import make_key
 from ragkv.client import Client, Refused
 from ragkv.ingest.page_pictures import draw_page
-from tests.api.conftest import Service
+from tests.api.conftest import Service, serving, settings
 from tests.api.routes.test_document_parts import tenants as tenants
 from tests.api.routes.test_documents import put
 from tests.api.routes.test_uploads import upload
@@ -18,6 +20,7 @@ from tests.ingest.formats.files import pdf
 from tests.ingest.formats.test_page_picture import decoded
 
 FILE = pdf("The quay of Lund was paved by Sten Berg.", "The gate of Lund was\ncast by Ola Krus in 1931.")
+LARGE = pdf("The lamp of Lund.", info={"Padding": "x" * 300_000})
 PATH = "/v1/documents/lund.pdf"
 IN = {"collection": "sheets"}
 
@@ -37,10 +40,14 @@ def test_a_passage_of_the_text_is_marked_on_its_page(filled: Service) -> None:
     assert (marked.status_code, marked.headers["content-type"]) == (200, "image/png")
     assert (marked.headers["x-ragkv-marked"], marked.headers["x-ragkv-pages"]) == ("true", "2")
     assert marked.headers["cache-control"] == "no-store"
-    decoded(marked.content)
+    width, height, _ = decoded(marked.content)
+    left, top, right, bottom = map(int, marked.headers["x-ragkv-mark"].split(","))
+    assert 0 < left < right < width
+    assert 0 < top < bottom < height
     bare = filled.client.get(f"{PATH}/pages/2", params=IN)
     other = filled.client.get(f"{PATH}/pages/1", params=passage)
     assert (bare.headers["x-ragkv-marked"], other.headers["x-ragkv-marked"]) == ("false", "false")
+    assert "x-ragkv-mark" not in {*bare.headers, *other.headers}
     assert len({marked.content, bare.content, other.content}) == 3
 
 
@@ -74,6 +81,26 @@ def test_the_size_of_the_file_is_told(filled: Service) -> None:
     assert filled.client.get(PATH, params=IN).json()["file_bytes"] == len(FILE)
     listed = filled.client.get("/v1/documents", params=IN).json()["documents"]
     assert {each["id"]: each["file_bytes"] for each in listed} == {"lund.pdf": len(FILE), "typed": 0}
+
+
+def test_kept_files_count_against_what_a_tenant_and_a_collection_may_hold(tmp_path: Path) -> None:
+    (red, red_pair), (blue, blue_pair) = make_key("red", {"stored": len(LARGE)}), make_key("blue")
+    bounds = {"max_document_bytes": 2**20, "collection_bytes": len(LARGE) * 3 // 2}
+    with serving(settings(tmp_path, api_keys=f"{red_pair},{blue_pair}", **bounds)) as service:
+
+        def send(name: str, key: str) -> httpx.Response:
+            files, headers = [("files", (name, LARGE))], {"X-API-Key": key}
+            return service.client.post("/v1/documents?wait=true", files=files, headers=headers)
+
+        assert [send("a.pdf", key).json()["status"] for key in (red, blue)] == ["completed"] * 2
+        (shown,) = service.client.get("/v1/collections", headers={"X-API-Key": red}).json()["collections"]
+        assert shown["file_bytes"] == len(LARGE) > shown["kv_bytes"] > 0
+        tenant, collection = (check_problem(send("b.pdf", key), 413) for key in (red, blue))
+        assert tenant["code"] == collection["code"] == "quota_exceeded"
+        assert f"{shown['kv_bytes'] + len(LARGE)} bytes of KV and files" in tenant["detail"]
+        assert "remove some first" in tenant["detail"]
+        assert f"with its file of {len(LARGE)}, and the limit" in collection["detail"]
+        assert "remove documents or raise the limit" in collection["detail"]
 
 
 def test_pages_go_with_the_document(filled: Service) -> None:
@@ -124,8 +151,11 @@ def test_the_client_returns_a_picture(filled: Service) -> None:
         text = client.text("lund.pdf", "sheets").text
         picture = client.picture("lund.pdf", 1, "sheets", start=0, end=text.index("was"))
         assert (picture.marked, picture.pages) == (True, 2)
+        assert picture.mark is not None
+        assert picture.mark[1] < picture.mark[3]
         decoded(picture.png)
-        assert not client.picture("lund.pdf", 1, "sheets").marked
+        bare = client.picture("lund.pdf", 1, "sheets")
+        assert (bare.marked, bare.mark) == (False, None)
         assert client.document("lund.pdf", "sheets").file_bytes == len(FILE)
         with pytest.raises(Refused, match="no page 9"):
             client.picture("lund.pdf", 9, "sheets")
