@@ -24,13 +24,19 @@ class PagePicture:
 
     Attributes:
         png: The picture.
-        marked: Whether the passage was found on the page and is marked.
+        mark: Left, top, right and bottom of the box around all that is marked, in pixels; None if the passage was not
+            found on the page.
         pages: How many pages the document has.
     """
 
     png: bytes
-    marked: bool
+    mark: tuple[int, int, int, int] | None
     pages: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the picture, in pixels."""
+        return int.from_bytes(self.png[16:20]), int.from_bytes(self.png[20:24])
 
 
 def draw_page(document: Document, number: int, passage: tuple[int, int], allowed: Allowance) -> PagePicture:
@@ -78,11 +84,27 @@ def decode_picture(reply: bytes) -> PagePicture | None:
         if kind == "missing":
             return None
         if kind == "drawn" and png.startswith(_SIGNATURE):
-            return PagePicture(png, content["marked"] is True, int(content["pages"]))
+            picture = PagePicture(png, content["mark"] and _box(*content["mark"]), int(content["pages"]))
+            if _lies_within(picture):
+                return picture
+            raise ValueError
         message = str(content["words"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise InvalidDocument(_DAMAGED) from None
     raise InvalidDocument(message)
+
+
+def _box(left: int, top: int, right: int, bottom: int) -> tuple[int, int, int, int]:
+    return int(left), int(top), int(right), int(bottom)
+
+
+def _lies_within(picture: PagePicture) -> bool:
+    """Whether the mark of a picture lies in it."""
+    if picture.mark is None:
+        return True
+    left, top, right, bottom = picture.mark
+    width, height = picture.size
+    return 0 <= left <= right <= width and 0 <= top <= bottom <= height
 
 
 def _extent(document: Document, number: int) -> tuple[int, int]:

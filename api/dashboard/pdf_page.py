@@ -15,6 +15,12 @@ from ragkv.catalog import DocumentInfo
 from ragkv.errors import NotFound, RagkvError
 from ragkv.ingest.page_pictures import PagePicture, page_at
 
+# When the picture has its size. Of a mark that is higher than the window the beginning is shown.
+_SHOW_MARK = """({ target }) => {
+  const spot = target.nextElementSibling;
+  const block = spot.clientHeight > window.innerHeight / 2 ? "start" : "center";
+  if (spot.clientHeight) spot.scrollIntoView({ block });
+}"""
 _GONE = "This document is no longer stored."
 
 
@@ -28,7 +34,9 @@ class PageView:
             self._back = quiet_button("Previous page", lambda: self._show(self._number - 1), "chevron_left")
             self._forth = quiet_button("Next page", lambda: self._show(self._number + 1), "chevron_right")
         self._told = ui.label().classes("note").props("role=status")
-        self._picture = ui.element("img").classes("sheet")
+        with ui.element("div").classes("sheet") as self._sheet:
+            self._picture = ui.element("img").on("load", js_handler=_SHOW_MARK)
+            self._spot = ui.element("div")
         self._arrange("")
 
     async def open(self) -> None:
@@ -64,17 +72,26 @@ class PageView:
         self._picture._props["src"] = f"data:image/png;base64,{b64encode(picture.png).decode()}"
         self._picture._props["alt"] = f"Page {number} of {self._info.title or self._info.id}"
         self._pages = picture.pages
+        self._spot.style(replace=_over(picture))
         self._arrange(f"Page {number} of {picture.pages}{self._about(picture)}", drawn=True)
 
     def _about(self, picture: PagePicture) -> str:
         """Return what is told of the passage."""
         if self._passage == (0, 0):
             return ""
-        return ". The passage is marked." if picture.marked else ". The passage was not found here; nothing is marked."
+        return ". The passage is marked." if picture.mark else ". The passage was not found here; nothing is marked."
 
     def _arrange(self, told: str, drawn: bool = False) -> None:
         self._told.set_text(told)
-        self._picture.set_visibility(drawn)
+        self._sheet.set_visibility(drawn)
         self._picture.update()
         self._back.set_enabled(self._number > 1)
         self._forth.set_enabled(self._number < self._pages)
+
+
+def _over(picture: PagePicture) -> str:
+    """Return the style of an element that lies over the mark of a picture."""
+    if picture.mark is None:
+        return "display: none"
+    (_, top, _, bottom), (_, height) = picture.mark, picture.size
+    return f"top: {100 * top / height:.2f}%; height: {max(100 * (bottom - top) / height, 0.1):.2f}%"

@@ -26,7 +26,7 @@ from ragkv.errors import InputError, NotFound
 
 MAX_OFFSET = 2**31
 """Larger than any offset into a text."""
-MARKED, PAGES = "X-Ragkv-Marked", "X-Ragkv-Pages"
+MARKED, MARK, PAGES = "X-Ragkv-Marked", "X-Ragkv-Mark", "X-Ragkv-Pages"
 """Headers of a picture."""
 
 
@@ -53,6 +53,10 @@ _PICTURE: dict[int | str, dict[str, Any]] = {
             MARKED: {
                 "description": "Whether the passage was found on the page.",
                 "schema": {"enum": ["true", "false"]},
+            },
+            MARK: {
+                "description": "Left, top, right and bottom of the box around all marks, in pixels; absent if none.",
+                "schema": {"type": "string", "pattern": "^[0-9]+(,[0-9]+){3}$"},
             },
             PAGES: {"description": "How many pages the document has.", "schema": {"type": "integer"}},
         },
@@ -126,7 +130,9 @@ async def document_page(
     picture = await to_thread.run_sync(draw, limiter=service.drawing)
     if picture is None:
         raise not_found(document_id, collection)
-    headers = {MARKED: str(picture.marked).lower(), PAGES: str(picture.pages)}
+    headers = {MARKED: "false", PAGES: str(picture.pages)}
+    if picture.mark is not None:
+        headers |= {MARKED: "true", MARK: ",".join(map(str, picture.mark))}
     return Response(picture.png, headers=headers, media_type="image/png")
 
 

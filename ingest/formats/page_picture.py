@@ -5,7 +5,7 @@
 The request is a line of JSON and the file: {"text": what the reader made of the page, "start", "end": the passage in
 it}. The reply is a line of JSON, with a "kind":
 
-    drawn      "marked": whether the passage was found; "pages": how many there are; a PNG behind the line
+    drawn      "mark": the box around all marks, or null; "pages": how many there are; a PNG behind the line
     missing    there is no such page
     invalid    "words": the message
 
@@ -23,9 +23,9 @@ import sys
 import unicodedata
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from pypdfium2 import PdfDocument, PdfiumError, PdfPage, raw
+from pypdfium2 import PdfBitmap, PdfDocument, PdfiumError, PdfPage, raw
 
 from ragkv.ingest.formats.confine import confine
 
@@ -60,7 +60,8 @@ def main(number: int, seconds: float, memory: int) -> bytes:
         boxes = passage_boxes(page, request["text"], request["start"], request["end"])
         for box in boxes:
             _mark(page, box)
-        return _reply("drawn", drawn(page), pages=count, marked=bool(boxes))
+        bitmap = drawn(page)
+        return _reply("drawn", encoded(bitmap), pages=count, mark=extent(bitmap, page, boxes))
     except MemoryError:
         message = f"drawing the page needs more than {memory // 2**20} MiB of memory (parse_bytes)"
     except PdfiumError as error:
@@ -68,13 +69,17 @@ def main(number: int, seconds: float, memory: int) -> bytes:
     return _reply("invalid", words=message)
 
 
-def drawn(page: PdfPage) -> bytes:
-    """Draw a page as a PNG. Pages of any size become at most MOST_PIXELS pixels."""
+def drawn(page: PdfPage) -> PdfBitmap:
+    """Draw a page. Pages of any size become at most MOST_PIXELS pixels. Raises PdfiumError if it has no size."""
     width, height = page.get_size()
     if not (math.isfinite(width) and math.isfinite(height)) or width <= 0 or height <= 0:
         raise PdfiumError("it has no size")
     scale = min(WIDTH / width, math.sqrt(MOST_PIXELS / width / height), LONGEST_SIDE / max(width, height))
-    bitmap = page.render(scale=scale, rev_byteorder=True, prefer_bgrx=False)
+    return page.render(scale=scale, rev_byteorder=True, prefer_bgrx=False)
+
+
+def encoded(bitmap: PdfBitmap) -> bytes:
+    """Return a drawn page as a PNG."""
     lines = memoryview(bitmap.buffer)
     used = bitmap.width * bitmap.n_channels
     rows = b"".join(
@@ -84,6 +89,19 @@ def drawn(page: PdfPage) -> bytes:
     header = struct.pack(">IIBBBBB", bitmap.width, bitmap.height, 8, kind, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(_part, *zip(*parts, strict=True)))
+
+
+def extent(bitmap: PdfBitmap, page: PdfPage, boxes: Sequence[Box]) -> list[int] | None:
+    """Return the box around all boxes of a page: left, top, right and bottom in pixels of its picture; None of none."""
+    if not boxes:
+        return None
+    place = bitmap.get_posconv(page).to_bitmap  # knows how the page is turned and cut
+    corners = [place(*corner) for box in boxes for corner in (box[:2], box[2:])]
+    edges = [
+        [min(max(at, 0), size) for at in side]
+        for side, size in zip(zip(*corners, strict=True), (bitmap.width, bitmap.height), strict=True)
+    ]
+    return [bound(side) for bound in (min, max) for side in edges]
 
 
 def passage_boxes(page: PdfPage, text: str, start: int, end: int) -> list[Box]:

@@ -48,13 +48,20 @@ def parse_prometheus(response: httpx2.Response) -> str:
 
 
 def parse_picture(response: httpx2.Response) -> RemotePicture:
-    """Parse a page of a document."""
+    """Parse a page of a document. Raises Refused if it is no picture."""
     if response.headers.get("content-type") != "image/png":
         raise unexpected(f"a page of type {response.headers.get('content-type', '')!r}")
     pages = response.headers.get("x-ragkv-pages", "")
-    return RemotePicture(
-        response.content, response.headers.get("x-ragkv-marked") == "true", int(pages) if pages.isdecimal() else 0
+    marked, edges = (
+        response.headers.get("x-ragkv-marked") == "true",
+        response.headers.get("x-ragkv-mark", "").split(","),
     )
+    mark = (int(edges[0]), int(edges[1]), int(edges[2]), int(edges[3])) if _is_box(edges) else None
+    return RemotePicture(response.content, marked, int(pages) if pages.isdecimal() else 0, mark)
+
+
+def _is_box(edges: list[str]) -> bool:
+    return len(edges) == 4 and all(edge.isdecimal() for edge in edges)
 
 
 def ignore_body(response: httpx2.Response) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from ragkv.api.middleware.keys import make_key
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
+from tests.ingest.formats.files import pdf
 
 SMALL = {"max_tokens": 2, "deadline": 60.0}
 CHECKS = """
@@ -30,6 +31,10 @@ enabled = false
 expected-statuses = ["2xx", "3xx", "4xx", "504"]
 [checks.negative_data_rejection]
 expected-statuses = ["4xx", "5xx"]
+
+[[operations]]
+include-path-regex = "/pages/"
+parameters = { document_id = "lund.pdf", collection = "default" }
 """
 EVERY_PHASE = "examples,coverage,fuzzing,stateful"
 MANY = 150
@@ -56,8 +61,10 @@ def run(folder: Path, service: Service, phases: str, examples: int, *more: str, 
     """Fill the service, send requests and return their number. Fail if a response does not match the schema."""
     (folder / "schemathesis.toml").write_text(CHECKS)
     header = {"Authorization": f"Bearer {key}"} if key else {}
-    filled = service.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]}, headers=header)
-    assert filled.json()["status"] == "completed"
+    files = [("files", ("lund.pdf", pdf("The quay of Lund.", "The gate of Lund.")))]
+    for content in ({"json": {"documents": [HARBOUR, BRIDGE]}}, {"files": files}):
+        filled = service.client.post("/v1/documents?wait=true", headers=header, **content)
+        assert filled.json()["status"] == "completed"
     program = "import gc; gc.set_threshold(10_000); from schemathesis.cli import schemathesis; schemathesis()"
     command: list[Any] = [sys.executable, "-c", program]
     command += ["--config-file", folder / "schemathesis.toml", "--no-color", "run", f"{service.url}/openapi.json"]

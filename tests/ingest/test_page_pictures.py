@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import struct
 import time
 from dataclasses import replace
 
@@ -22,7 +23,8 @@ from tests.ingest.formats.test_page_picture import decoded
 LIMIT = 1 << 20
 FILE = pdf("The harbour of Tarn.", "", "The bridge of Mell\nwas painted green.")
 (PLAN,) = parse(FILE, "plan.pdf", LIMIT)
-PNG = b"\x89PNG\r\n\x1a\n and more"
+PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 30, 20)
+"""The beginning of a picture of 30 x 20 pixels."""
 
 
 def passage(words: str) -> tuple[int, int]:
@@ -34,10 +36,15 @@ def draw(number: int, marked: tuple[int, int] = (0, 0), document: Document = PLA
     return draw_page(document, number, marked, USUAL)
 
 
-def yellow(picture: PagePicture) -> int:
-    """Return how many pixels have the colour of a mark on white."""
+def yellow(picture: PagePicture) -> list[tuple[int, int]]:
+    """Return the pixels, across and down, that have the colour of a mark on white."""
     _, _, rows = decoded(picture.png)
-    return sum(row[at] > 240 and row[at + 2] < 200 for row in rows for at in range(0, len(row), 3))
+    return [
+        (at // 3, line)
+        for line, row in enumerate(rows)
+        for at in range(0, len(row), 3)
+        if row[at] > 240 and row[at + 2] < 200
+    ]
 
 
 def test_only_a_pdf_is_kept_with_its_document() -> None:
@@ -56,18 +63,25 @@ def test_a_pdf_that_is_too_large_is_read_and_not_kept(monkeypatch: pytest.Monkey
 
 def test_a_passage_is_marked_on_its_page_alone() -> None:
     marked, bare, other = draw(3, passage("bridge of Mell")), draw(3), draw(1, passage("bridge of Mell"))
-    assert (marked.marked, bare.marked, other.marked) == (True, False, False)
-    assert yellow(marked) > 1000
-    assert yellow(bare) == yellow(other) == 0
+    assert (bare.mark, other.mark) == (None, None)
+    assert len(yellow(marked)) > 1000
+    assert yellow(bare) == yellow(other) == []
     assert {marked.pages, bare.pages, other.pages} == {3}
+
+
+@pytest.mark.parametrize("box", [b"", b"/Rotate 90", b"/Rotate 180", b"/CropBox [0 700 306 792]"])
+def test_where_the_mark_lies_is_told_in_pixels_of_the_picture(box: bytes) -> None:
+    picture = draw(3, passage("bridge of Mell"), replace(PLAN, file=FILE.replace(b"/MediaBox", box + b" /MediaBox")))
+    across, down = zip(*yellow(picture), strict=True)
+    assert picture.mark == pytest.approx((min(across), min(down), max(across), max(down)), abs=2)
 
 
 def test_a_passage_over_two_pages_is_marked_on_both() -> None:
     whole = (0, len(PLAN.text))
     assert draw(1, whole) == draw(1, passage("The harbour of Tarn."))
     assert draw(3, whole) == draw(3, passage(PLAN.text.split("\n\n")[1]))
-    assert draw(3, whole).marked
-    assert not draw(2, whole).marked, "there is no text"
+    assert draw(3, whole).mark
+    assert not draw(2, whole).mark, "there is no text"
 
 
 def test_the_page_of_a_passage_is_the_one_that_it_begins_on() -> None:
@@ -119,8 +133,13 @@ def test_an_enormous_page_needs_little_memory() -> None:
         b"",
         b"{}",
         b"[]\n" + PNG,
-        b'{"kind": "drawn", "marked": true, "pages": 1}\n<svg onload=x>',
-        b'{"kind": "drawn", "marked": true, "pages": "many"}\n' + PNG,
+        b'{"kind": "drawn", "mark": null, "pages": 1}\n<svg onload=x>',
+        b'{"kind": "drawn", "mark": null, "pages": "many"}\n' + PNG,
+        b'{"kind": "drawn", "mark": [1, 2, 3], "pages": 1}\n' + PNG,
+        b'{"kind": "drawn", "mark": true, "pages": 1}\n' + PNG,
+        b'{"kind": "drawn", "mark": [0, 0, 9, 1e9], "pages": 1}\n' + PNG,
+        b'{"kind": "drawn", "mark": [0, 9, 9, 5], "pages": 1}\n' + PNG,
+        b'{"kind": "drawn", "mark": [0, 0, 0, Infinity], "pages": 1}\n' + PNG,
         b'{"kind": "drawn"}\n' + PNG,
         b"[" * 100_000,
     ],
@@ -137,8 +156,9 @@ def test_any_reply_is_an_input_error_at_most(reply: bytes) -> None:
 
 
 def test_a_reply_is_decoded() -> None:
-    head = json.dumps({"kind": "drawn", "marked": False, "pages": 2}).encode()
-    assert decode_picture(head + b"\n" + PNG) == PagePicture(PNG, False, 2)
+    head = json.dumps({"kind": "drawn", "mark": None, "pages": 2}).encode()
+    assert decode_picture(head + b"\n" + PNG) == PagePicture(PNG, None, 2)
+    assert decode_picture(head.replace(b"null", b"[1, 2, 30, 4]") + b"\n" + PNG) == PagePicture(PNG, (1, 2, 30, 4), 2)
     assert decode_picture(b'{"kind": "missing", "pages": 2}\n') is None
     with pytest.raises(InvalidDocument, match="torn"):
         decode_picture(b'{"kind": "invalid", "words": "torn"}\n')

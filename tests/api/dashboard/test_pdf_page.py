@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from ragkv.api.dashboard.formatting import size
 from tests.api.dashboard.conftest import HARBOUR, Desk
 from tests.api.dashboard.test_ask import ask, choose_option
 from tests.api.dashboard.test_documents import choose_collection
@@ -53,6 +54,7 @@ def opened(page: Page) -> Locator:
 def test_pages_are_shown_one_after_the_other(filled: Desk, width: int, scheme: Any) -> None:
     with filled.page("Documents", width=width, scheme=scheme) as page:
         viewer = opened(page)
+        assert f" · files {size(len(FILE))}" in page.locator("body").inner_text()
         for tab in viewer.get_by_role("tab").all():
             expect(tab).to_be_in_viewport(ratio=1)
         picture = viewer.get_by_role("img", name="Page 1 of Quay")
@@ -101,6 +103,31 @@ def test_a_cited_passage_is_marked_on_its_page(filled: Desk) -> None:
         expect(viewer.get_by_role("status")).to_contain_text("Page 2 of 2")
         assert viewer.get_by_role("img", name="Page 2 of Quay").evaluate(YELLOW) > 1000
         page.keyboard.press("Escape")
+        choose_option(page, "Collection", "default (2)")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_mark_low_on_a_page_is_scrolled_to(desk: Desk, width: int) -> None:
+    tall = pdf("The lock of Ebbe was\nopened by Nora Dahl.", info={"Title": "Lock"}).replace(b"612 792", b"612 2400")
+    sent = desk.client.post(
+        "/v1/documents?wait=true", files=[("files", ("lock.pdf", tall))], data={"collection": "tall"}
+    )
+    assert sent.json()["status"] == "completed", sent.text
+    with desk.page("Ask") as page:
+        choose_option(page, "Collection", "tall (1)")
+        answer = ask(page, "Who opened the lock of Ebbe?")
+        desk.newest()
+        page.set_viewport_size({"width": width, "height": 800})
+        answer.locator(".cite").first.click()
+        answer.get_by_role("button", name="Open the document").click()
+        viewer = page.get_by_role("dialog")
+        for name in ("Page", "Text", "Page"):
+            viewer.get_by_role("tab", name=name).click()
+        expect(viewer.get_by_role("status")).to_contain_text("The passage is marked.")
+        expect(viewer.locator(".sheet div")).to_be_in_viewport(ratio=1)
+        assert viewer.get_by_role("img", name="Page 1 of Lock").evaluate(YELLOW) > 1000
+        page.keyboard.press("Escape")
+        page.set_viewport_size({"width": 1280, "height": 800})
         choose_option(page, "Collection", "default (2)")
 
 

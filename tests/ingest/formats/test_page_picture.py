@@ -8,7 +8,15 @@ import zlib
 import pytest
 from pypdfium2 import PdfDocument, PdfPage
 
-from ragkv.ingest.formats.page_picture import LONGEST_SIDE, MOST_PIXELS, WIDTH, Box, drawn, passage_boxes
+from ragkv.ingest.formats.page_picture import (
+    LONGEST_SIDE,
+    MOST_PIXELS,
+    WIDTH,
+    Box,
+    drawn,
+    encoded,
+    passage_boxes,
+)
 from ragkv.ingest.formats.pdf import parse
 from tests.ingest.formats.files import painted, pdf, stream
 
@@ -80,7 +88,7 @@ def test_the_longest_passage_of_one_letter_is_looked_for_in_linear_time() -> Non
 
 def test_a_picture_holds_the_page_and_is_a_png() -> None:
     page, _ = opened(pdf(stream(painted("Tea") + b" 1 0 0 rg 0 0 306 792 re f")))
-    width, height, rows = decoded(drawn(page))
+    width, height, rows = decoded(encoded(drawn(page)))
     assert (width, height) == (WIDTH, 1605)
     middle = rows[height // 2]
     assert middle[:3] == b"\xff\x00\x00", "red at the left"
@@ -89,7 +97,7 @@ def test_a_picture_holds_the_page_and_is_a_png() -> None:
 
 @pytest.mark.parametrize("box", [b"20000000 30000000", b"1000 4000", b"1 900000", b"900000 1", b".1 .1", b"1e9 1e9"])
 def test_a_page_of_any_size_is_a_small_picture(box: bytes) -> None:
-    width, height, _ = decoded(drawn(PdfDocument(pdf("Tea").replace(b"612 792", box))[0]))
+    width, height, _ = decoded(encoded(drawn(PdfDocument(pdf("Tea").replace(b"612 792", box))[0])))
     assert 1 <= width <= LONGEST_SIDE
     assert 1 <= height <= LONGEST_SIDE
     assert width * height <= 1.01 * MOST_PIXELS
