@@ -82,6 +82,17 @@ def test_text_has_enough_contrast_in_both_colour_modes(desk: Desk, scheme: str) 
         page.keyboard.press("Escape")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_star_on_a_dropped_block_has_the_colour_of_text(desk: Desk, scheme: str) -> None:
+    with desk.page("Ask", scheme=scheme) as page:
+        ask(page, QUESTIONS[0])
+        desk.newest()
+        page.get_by_text("Map of the KV blocks").click()
+        star = page.locator(".cell.found").first
+        star.evaluate("star => { star.className = 'cell found d' }")
+        assert len({each.evaluate("each => getComputedStyle(each).color") for each in (star, page.locator("pre"))}) == 1
+
+
 def faint(page: Page) -> list[str]:
     """Return the visible texts with too little contrast."""
     found: list[str] = page.evaluate(CONTRAST)
