@@ -204,4 +204,6 @@ def _of_http(error: HTTPException) -> Fault:
         return Fault(422, detail, "invalid_request")
     # The phrase of status 413 differs between versions of Python.
     code = "too_large" if error.status_code == 413 else HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    return Fault(error.status_code, str(error.detail), code, error.headers or {})
+    nowhere = error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase
+    detail = "the service has no such path; /docs lists all that it has" if nowhere else str(error.detail)
+    return Fault(error.status_code, detail, code, error.headers or {})

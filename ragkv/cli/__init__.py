@@ -116,7 +116,12 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except typer.TyperException as error:  # usage: unknown option, missing argument, value out of range
-        return fail(error.format_message(), error.exit_code)
+        message = error.format_message()
+        if message.startswith("No such command"):
+            context: typer.Context | None = getattr(error, "ctx", None)  # of its usage errors, a private class
+            where = context.command_path if context else "ragkv"
+            message = f"{message.rstrip('.')}; `{where} --help` lists all"
+        return fail(message, error.exit_code)
     except (ConfigError, CatalogCorrupt) as error:
         return fail(error, 2)
     except (RagkvError, OSError) as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ragkv.cli.common import out, printable
 from ragkv.report import NOT_HELD, describe_confidence
 
 if TYPE_CHECKING:
-    from ragkv.passages import Citation
+    from collections.abc import Iterable
+
+    from ragkv.passages import Citation, Mark
     from ragkv.report import Answer, Report
 
 SENTENCE = 300
@@ -30,10 +33,9 @@ def show_answer(answer: Answer, with_question: bool) -> None:
     for number, citation in holding:
         title = printable(citation.title or citation.document_id)
         console.print(Text.assemble((f"  [{number}] ", "cyan"), title, (f"  {place_of(citation)}", "dim")))
-        console.print(Text(f"      {sentence_of(citation)}"))
-    others = [f"[{number}] {printable(citation.document_id)}" for number, citation in cited if not citation.marks]
-    if others:
-        console.print(Text(f"  {'also ' if holding else ''}read: {', '.join(others)}", style="dim"))
+        console.print(Text(f"      {sentence_of(citation, answer.question)}"))
+    if others := _by_document((number, citation) for number, citation in cited if not citation.marks):
+        console.print(Text(f"  {'also ' if holding else ''}read: {others}", style="dim"))
     console.print(Text(f"  {footer(answer)}", style="dim"))
     if with_question:
         console.print()
@@ -46,15 +48,35 @@ def place_of(citation: Citation) -> str:
     return printable(", ".join(filter(None, (citation.document_id, place))))
 
 
-def sentence_of(citation: Citation) -> str:
-    """Return the sentence in which the answer stands, on one line and cut around the answer where it is long."""
-    mark, origin = citation.marks[0], citation.start or 0
+def _by_document(cited: Iterable[tuple[int, Citation]]) -> str:
+    """Name documents, each with the numbers of its passages before it."""
+    numbers: dict[str, list[int]] = {}
+    for number, citation in cited:
+        numbers.setdefault(citation.document_id, []).append(number)
+    return ", ".join(f"{''.join(f'[{number}]' for number in own)} {printable(id)}" for id, own in numbers.items())
+
+
+def sentence_of(citation: Citation, question: str = "") -> str:
+    """Return the sentence in which the answer stands, on one line and cut around the answer where it is long.
+
+    Of several sentences it is the first that has most words of the question.
+    """
+    origin, asked = citation.start or 0, _words(question)
+
+    def shared(mark: Mark) -> int:
+        return len(asked & _words(citation.text[mark.sentence_start - origin : mark.sentence_end - origin]))
+
+    mark = max(citation.marks, key=shared)
     start, end = mark.sentence_start - origin, mark.sentence_end - origin
     if end - start > SENTENCE:
         start = max(start, (mark.start + mark.end - SENTENCE) // 2 - origin)
     shown = printable(" ".join(citation.text[max(0, start) : start + SENTENCE][: end - start].split()))
     left, right = start > mark.sentence_start - origin, start + SENTENCE < end
     return f"{'…' * left}{shown}{'…' * right}"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.casefold()))
 
 
 def footer(answer: Answer) -> str:

@@ -22,8 +22,10 @@ from ragkv.errors import without_password
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ragkv.catalog import Catalog
     from ragkv.config import Settings
     from ragkv.engine.engine import Engine
+    from ragkv.errors import NotFound
 
 _SETTINGS = "Settings (also RAGKV_* and ragkv.toml)"
 Data = Annotated[
@@ -144,6 +146,16 @@ def check_documents(settings: Settings, collection: str | None = None) -> None:
         place = settings.data if isinstance(where, Path) else "the catalogue"
         which = f"collection {collection!r} in {place} has" if collection else f"{place} has"
         raise NotFound(f"{which} no documents", "add some with `ragkv ingest`")
+
+
+def no_document(catalog: Catalog, collection: str, document_id: str) -> NotFound:
+    """Return the error that says that there is no such document, and which one may be meant."""
+    from ragkv.catalog import DocumentOrder
+    from ragkv.errors import NotFound
+
+    near = catalog.page(collection, None, 1, order=DocumentOrder(words=document_id))
+    hint = f"is it {near[0].id!r}?" if near else "`ragkv ls` lists them"
+    return NotFound(f"collection {collection!r} has no document {document_id!r}", hint)
 
 
 @contextmanager

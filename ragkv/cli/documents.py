@@ -23,6 +23,7 @@ from ragkv.cli.common import (
     check_documents,
     err,
     moment,
+    no_document,
     opened,
     out,
     printable,
@@ -91,15 +92,14 @@ def rm(
         remote.remove(settings, document_id, collection)
         out().print(f"removed {printable(document_id)}")
         return 0
-    from ragkv.errors import NotFound
     from ragkv.ingest.jobs import Jobs
     from ragkv.ingest.pipeline import remove
 
     with _catalog(settings) as catalog:
         queued = Jobs(catalog, settings.max_document_bytes).withdraw(collection, document_id)
         known = catalog.find(collection, document_id) is not None
-    if not known and not queued:
-        raise NotFound(f"collection {collection!r} has no document {document_id!r}; `ragkv ls` lists them")
+        if not known and not queued:
+            raise no_document(catalog, collection, document_id)
     if known:
         with opened(settings, asks=False) as engine:
             remove(engine, collection, document_id)

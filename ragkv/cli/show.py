@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragkv.cli import remote
-from ragkv.cli.common import Collection, Data, Url, moment, out, printable, settings_from
+from ragkv.cli.common import Collection, Data, Url, moment, no_document, out, printable, settings_from
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
@@ -60,6 +60,8 @@ def _stored(settings: Settings, document_id: str, collection: str) -> tuple[dict
         raise NotFound(f"there are no documents in {settings.data}; add some with `ragkv ingest`")
     catalog = Catalog.open(where)
     try:
+        if catalog.find(collection, document_id) is None:
+            raise no_document(catalog, collection, document_id)
         info, document = catalog.info_and_original(collection, document_id)
         chunks = catalog.chunks_of(collection, document_id)
     finally:

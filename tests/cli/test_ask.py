@@ -69,6 +69,21 @@ def test_an_answer_shows_the_passage_that_holds_it_and_names_the_others(capsys: 
     assert "0.03" not in "".join(lines[:4]), "a rank score says nothing to a reader"
 
 
+def test_of_several_sentences_the_one_that_the_question_asks_about_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "Present: Ada, Otto. Ada looks after the music. Ada left."
+    marks = tuple(Mark(at, at + 3, *sentence) for at, sentence in ((9, (0, 19)), (20, (20, 46)), (47, (47, 56))))
+    citation = Citation("minutes.docx", "minutes.docx#0", "Minutes", 0.03, start=0, text=text, marks=marks)
+    answer = replace(answered(), question="Who looks after the MUSIC?", citations=(citation,))
+    Printer(as_json=False, several=False).answer(answer)
+    assert "      Ada looks after the music." in capsys.readouterr().out.splitlines()
+
+
+def test_a_document_of_several_passages_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    read = [Citation(f"{name}.md", f"{name}.md#{n}", name, 0.03) for n, name in enumerate(("tarn", "mell", "tarn"))]
+    Printer(as_json=False, several=False).answer(replace(answered(), citations=tuple(read)))
+    assert "  read: [1][3] tarn.md, [2] mell.md" in capsys.readouterr().out.splitlines()
+
+
 def test_without_a_passage_that_holds_it_what_was_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     read = replace(cited("The harbour is old.", "old"), marks=())
     Printer(as_json=False, several=False).answer(replace(answered(), citations=(read,)))

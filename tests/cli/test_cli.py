@@ -199,6 +199,11 @@ def test_a_misspelt_secret_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert config.unknown_variables() == [("ragkv_api_kyes", "did you mean RAGKV_API_KEYS?")]
 
 
+def test_a_command_that_there_is_not_names_where_all_are(ragkv: Program) -> None:
+    wrong = ragkv("frage")
+    assert (wrong.code, wrong.err) == (2, "ragkv: No such command 'frage'; `ragkv --help` lists all\n")
+
+
 def test_without_a_command_the_help_is_shown(ragkv: Program) -> None:
     done = ragkv()
     assert done.code == 2
@@ -369,8 +374,10 @@ def test_a_document_is_shown_with_its_chunks(ragkv: Program, data: Path) -> None
     assert [(chunk["chunk"], chunk["start"], chunk["end"]) for chunk in shown["chunks"]] == [(0, 0, len(text))]
     plain = ragkv("show", "harbour", "--data", data, "--chunks").out
     assert f"harbour#0 · characters 0-{len(text)}" in plain
-    missing = ragkv("show", "nothing", "--data", data)
-    assert (missing.code, "has no document 'nothing'" in missing.err) == (1, True)
+    for command in ("show", "rm"):
+        missing = ragkv(command, "nothing", "--data", data)
+        assert (missing.code, "has no document 'nothing'; `ragkv ls` lists them" in missing.err) == (1, True)
+        assert "has no document 'harb'; is it 'harbour'?" in ragkv(command, "harb", "--data", data).err
 
 
 def test_passages_are_searched_without_a_model(ragkv: Program, data: Path) -> None:
