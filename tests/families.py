@@ -17,6 +17,14 @@ _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, 
 WINDOW = 8
 _WINDOWS = {"sliding_window": WINDOW}
 
+_GEMMA4 = {
+    **_WINDOWS,
+    "model_type": "gemma4_text",
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 24,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": _EXPERTS,
     "mixtral": {**_EXPERTS, "sliding_window": None},
@@ -58,6 +66,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "top_k_experts": 2,
         "moe_intermediate_size": 32,
     },
+    "gemma4_inputs": {**_GEMMA4, "num_hidden_layers": 6, "global_head_dim": 16},
+    "gemma4_small": {
+        **_GEMMA4,
+        "num_hidden_layers": 8,
+        "layer_types": 4 * ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 4,
+        "use_double_wide_mlp": True,
+    },
     "cohere2": _WINDOWS,
     "olmo3": _WINDOWS,
     "gpt_oss": {**_EXPERTS, **_WINDOWS},
@@ -65,13 +81,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": _WINDOWS,
     "qwen2": {**_WINDOWS, "use_sliding_window": True, "max_window_layers": 2},
 }
-"""Fields of each family's configuration beside the sizes."""
+"""Fields of each family's configuration beside the sizes; `model_type` is that of other forms of a family."""
 
 
 def weights(name: str, **fields: Any) -> Any:
     """A *ForCausalLM of a family, with weights large enough that attention matters. Equal for equal arguments."""
+    found = {**FAMILIES.get(name, {}), **fields}
     config = AutoConfig.for_model(
-        name,
+        found.pop("model_type", name),
         **{
             "vocab_size": VOCABULARY,
             "hidden_size": 64,
@@ -85,8 +102,7 @@ def weights(name: str, **fields: Any) -> Any:
             "bos_token_id": 1,
             "eos_token_id": 2,
             "initializer_range": 0.2,
-            **FAMILIES.get(name, {}),
-            **fields,
+            **found,
         },
     )
     torch.manual_seed(0)

@@ -151,7 +151,7 @@ def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
             f"{model.device_names}, reads {model.max_positions} tokens",
         )
         findings.fact("family", describe_family(model.config.model_type))
-        findings.fact("layers", describe_layers(model.kinds, model.wired, len(model.states.recurrent)))
+        findings.fact("layers", describe_layers(model.kinds, model.wired, len(model.states.recurrent), model.readers))
         heads = len(profile.retrieval_heads)
         size = f"chunks of {settings.chunk_tokens or profile.chunk_tokens} tokens in blocks of {profile.block}"
         if heads:

@@ -28,10 +28,11 @@ from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.merged_weights import supports_merging
 from ragkv.model.hashing import joined_hash
 from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_bodies import Attend
 from ragkv.model.layer_pass import Pass, append
 from ragkv.model.layers import Layers, own_layers, wired_layers
 from ragkv.model.model_cache import Notify
-from ragkv.model.pass_rows import PassRows, attend_together
+from ragkv.model.pass_rows import PassRows, attend_shared, attend_together
 from ragkv.model.placement import layer_devices, move_inputs
 from ragkv.model.profile import Profile, default_profile
 from ragkv.model.prompt import Prompt
@@ -70,6 +71,7 @@ class DecoderModel:
         fused: the layer loop that `forward` runs; None for the plain loop of this class.
         rounds_decoding: whether passes that decode may have rounded weights (`decoding`).
         states: the form of the states of its layers without attention; empty in a model that has none.
+        readers: how many layers read the KV of others (shared_kv.py).
     """
 
     def __init__(
@@ -99,10 +101,12 @@ class DecoderModel:
         self.wired = is_wired(config)
         self._layers: Layers = wired_layers(weights) if self.wired else own_layers(weights)
         self.body, self.lm_head, self.config = weights.model, weights.lm_head, config
-        self.kinds, self.shape = self._layers.kinds, self._layers.shape
+        self.kinds, self.shape, self.readers = self._layers.kinds, self._layers.shape, len(self._layers.readers)
         self.devices, self.dtype = self._layers.devices(weights), next(weights.parameters()).dtype
         self.device, self.spread = self.devices[0], len({each.device for each in weights.parameters()}) > 1
         self._norm = self._layers.ends.norm
+        if self.readers and self.spread:
+            raise ModelUnsupported("layers that read the KV of others run on one GPU; RAGKV_DEVICE=spread has several")
         ends = (self.body.embed_tokens, nn.ModuleList([self._norm, self.body.layers[-1]]), self.lm_head)
         self._embedding_at, self._norm_at, self._head_at = (next(each.parameters()).device for each in ends)
         self.scale: float = self.kinds[0].scale
@@ -171,7 +175,8 @@ class DecoderModel:
         This is the number of multiplications of a query-key pair in all layers, with half of the pairs visible, divided
         by the number of multiplications of a token with the weights of the layers.
         """
-        weights: int = sum(each.numel() for each in self.body.layers.parameters())
+        layers = self.body.layers[: len(self.body.layers) - self.readers]  # few rows of a prefill run the others
+        weights: int = sum(each.numel() for each in layers.parameters())
         return float(self.shape.layers * self.shape.q_heads * self.shape.head_dim) / weights
 
     @cached_property
@@ -205,23 +210,14 @@ class DecoderModel:
             return self.fused.forward(passes)
         if any(p.decodes for p in passes) and self.decoding is not None:
             return self._forward_apart(self.decoding, passes)
-        embed = self._layers.ends.embed
-        rows = [
-            PassRows(
-                p,
-                embed(p.tokens.to(self._embedding_at)) if p.hidden is None else p.hidden,
-                self.shape.layers,
-                self._layers.states,
-                bool(self._layers.recurrent and self._layers.recurrent[-1]),
-            )
-            for p in passes
-        ]
+        rows = [self._enter(p) for p in passes]
         for layer in range(max(each.depth for each in rows)):
             running = [each for each in rows if each.layer_pass.start <= layer < each.depth]
             if running:
                 self._layers.run_recurrent(layer, running)
                 self._run_layer(layer, running)
         self._layers.run_recurrent(self.shape.layers, [each for each in rows if each.layer_pass.depth is None])
+        self._run_readers(rows)
         for pass_rows in rows:
             pass_rows.drop_ended()
         final = self._norm(torch.cat([each.hidden.to(self._norm_at) for each in rows]))
@@ -239,6 +235,15 @@ class DecoderModel:
                 logits |= zip(chosen, run([passes[number] for number in chosen]), strict=True)
         return [logits[number] for number in range(len(passes))]
 
+    def _enter(self, p: Pass) -> PassRows:
+        """Begin a pass with what enters its first layer."""
+        layers, hidden, inputs = self._layers, p.hidden, None
+        if hidden is None or layers.reads:  # what the layers read of a token is no part of its hidden state
+            embedded, inputs = layers.ends.embed(p.tokens.to(self._embedding_at))
+            hidden = embedded if hidden is None else hidden
+        behind = bool(layers.recurrent and layers.recurrent[-1])
+        return PassRows(p, hidden, self.shape.layers, layers.states, behind, inputs)
+
     def _run_layer(self, layer: int, running: Sequence[PassRows]) -> None:
         """Run a layer for the rows of several passes."""
         device = self.devices[layer]
@@ -246,10 +251,23 @@ class DecoderModel:
             pass_rows.move(device)
         for pass_rows in running:
             pass_rows.turn(self.kinds[layer].rotation, partial(self.rotary, layer=layer), device)
+        self._run_body(layer, partial(attend_together, layer, self.kinds[layer], running), running)
+
+    def _run_readers(self, rows: Sequence[PassRows]) -> None:
+        """Run the layers that read the KV of others, for all rows that give logits."""
+        for number, reader in enumerate(self._layers.readers, self.shape.layers):
+            running = [each for each in rows if each.layer_pass.depth is None and each.count]
+            if running:
+                for pass_rows in running:
+                    pass_rows.turn(reader.kind.rotation, partial(self.rotary, layer=reader.owner), self.device)
+                self._run_body(number, partial(attend_shared, reader, running), running)
+
+    def _run_body(self, number: int, attend: Attend, running: Sequence[PassRows]) -> None:
+        """Run the body of a layer, readers counted behind the others."""
         hidden = torch.cat([each.hidden for each in running])
         positions = torch.cat([each.positions for each in running])
-        attend = partial(attend_together, layer, self.kinds[layer], running)
-        left = self._layers.bodies[layer](hidden, positions, attend)
+        inputs = [each.inputs[number] for each in running if each.inputs is not None]
+        left = self._layers.bodies[number](hidden, positions, attend, torch.cat(inputs) if inputs else None)
         for pass_rows, part in zip(running, left.split([each.count for each in running]), strict=True):
             pass_rows.hidden = part
 

@@ -59,17 +59,20 @@ def describe_family(model_type: str) -> str:
     return f"{FAMILIES[model_type]}: tested; {measured}"
 
 
-def describe_layers(kinds: Sequence[LayerKind], wired: bool, states: int = 0) -> str:
+def describe_layers(kinds: Sequence[LayerKind], wired: bool, states: int = 0, readers: int = 0) -> str:
     """Say what a model's layers mean for an answer, in one line.
 
     Args:
-        kinds: the layers with attention.
+        kinds: the layers with KV.
         wired: whether ragkv's own code runs them.
         states: how many more layers have a state in place of keys.
+        readers: how many more layers read the KV of these.
     """
     words = ["run by ragkv's own code" if wired else "run by their own forward, without recorded graphs and pool"]
     if states:
         words.append(f"{states} of {states + len(kinds)} have a state, and no token is recomputed")
+    if readers:
+        words.append(f"{readers} more read the KV of {len(kinds)}, densely")
     windows = Counter(kind.window for kind in kinds if kind.window is not None)
     words += [f"{count} of {len(kinds)} see the last {window} tokens" for window, count in windows.items()]
     dense = sum(not kind.plain for kind in kinds)

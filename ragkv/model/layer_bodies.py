@@ -32,13 +32,14 @@ Attend = Callable[[Tensor, Tensor, Tensor], Attended]
 class LayerBody(Protocol):
     """One decoder layer."""
 
-    def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend, inputs: Tensor | None = None) -> Tensor:
         """Run the layer.
 
         Args:
             hidden: rows [T, hidden] that enter it.
             positions: their positions [T] int64, on the CPU.
             attend: writes K and V to caches and attends.
+            inputs: the layer's own input [T, n] of the rows, in a model whose layers read one.
 
         Returns:
             Hidden states [O, hidden] of the rows that go on.
@@ -54,7 +55,7 @@ class WiredLayer:
         self._block, self._head_dim = block, head_dim
         self._norms_heads = hasattr(block.self_attn, "q_norm")
 
-    def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend, inputs: Tensor | None = None) -> Tensor:
         """Run the layer. See `LayerBody`."""
         block, attention = self._block, self._block.self_attn
         x = block.input_layernorm(hidden)

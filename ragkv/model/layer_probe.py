@@ -6,7 +6,6 @@ given. Then each layer runs up to its attention, on a few random rows.
 
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,12 +16,13 @@ from torch import Tensor
 
 from ragkv.errors import ModelUnsupported
 from ragkv.model.layer_kinds import LayerKind
-from ragkv.model.layer_recording import Recorded, record
+from ragkv.model.layer_recording import TOKENS, Recorded, record
 from ragkv.model.own_forward import OwnLayer, Stop, attending, run_block
 from ragkv.model.packed_heads import PackedHeads, stored_heads
 from ragkv.model.recurrence import RecurrentLayer, RecurrentState
 from ragkv.model.rotary import Rotation
 from ragkv.model.rotation_probe import ROUNDING, SAMPLES, Codes, Turning, arrange, explains, find_turning, make_codes
+from ragkv.model.shared_kv import KVReader, SharedKV
 from ragkv.types import Shape
 
 FARTHEST = 2**20
@@ -42,7 +42,7 @@ class OwnLayers:
         kinds: their attention.
         rotations: the different rotations.
         shape: layers, heads and head size.
-        recurrent: as in `Layers`.
+        recurrent: as in `Layers`, like what follows.
     """
 
     bodies: tuple[OwnLayer, ...]
@@ -50,6 +50,8 @@ class OwnLayers:
     rotations: tuple[Rotation, ...]
     shape: Shape
     recurrent: tuple[tuple[RecurrentLayer, ...], ...]
+    readers: tuple[KVReader, ...]
+    reads: str
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,6 @@ class _Heads:
     k: Tensor
     v: Tensor
     given: Mapping[str, Any]
-
-
-class Unkept(UserDict[str, Any]):
-    """Stands where a layer leaves its KV for layers that share it, in a model where none does."""
-
-    def __setitem__(self, key: str, item: Any) -> None:
-        """Keep nothing."""
 
 
 @torch.inference_mode()
@@ -83,7 +78,9 @@ def read_layers(weights: Any) -> OwnLayers:
     rotations: dict[Rotation, int] = {}
     windows: dict[int, int | None] = {}
     recurrent: list[list[RecurrentLayer]] = [[]]
-    for number, (block, named) in enumerate(zip(body.layers, recorded.layers, strict=True)):
+    reads, shared = _own_input(recorded.layers), SharedKV()
+    for number, (block, named) in enumerate(zip(body.layers, map(shared.standing_in, recorded.layers), strict=True)):
+        shared.layer = len(bodies)
         mask, turned = named.pop("attention_mask", None), named.pop("position_embeddings", None)
         with _of_layer(number):
             if (other := _recurrent(block, named, body)) is not None:
@@ -91,25 +88,30 @@ def read_layers(weights: Any) -> OwnLayers:
                 continue
             if id(mask) not in windows:
                 windows[id(mask)] = find_window(mask, farthest)
+            named.pop(reads, None)
             given = {**_constants(named), "attention_mask": None}
             heads, rotation, still = _read_heads(block, given, turned, recorded, body)
             kinds.append(_kind(heads, rotations.setdefault(rotation, len(rotations)), windows[id(mask)]))
         shapes.append((heads.q.shape[1], heads.k.shape[1], heads.q.shape[3]))
-        bodies.append(OwnLayer(block, given, rotation, still))
+        bodies.append(OwnLayer(block, given, rotation, still, reads))
         recurrent.append([])
+    shared.layer = None
     if not bodies:
         raise ModelUnsupported("no layer of the model has attention, so there are no keys to store")
-    shape, found = _shape(shapes), tuple(map(tuple, recurrent)) if any(recurrent) else ()
+    owning = shared.check(list(zip(kinds, shapes, strict=True)), any(recurrent))
+    shape, found = _shape(shapes[:owning]), tuple(map(tuple, recurrent)) if any(recurrent) else ()
     packed = [PackedHeads(kv, d, (shape.kv_heads, shape.head_dim)) for _, kv, d in shapes]
     alike = len(set(shapes)) == 1
     kinds = kinds if alike else [replace(kind, packed=each) for kind, each in zip(kinds, packed, strict=True)]
-    return OwnLayers(tuple(bodies), tuple(kinds), tuple(rotations), shape, found)
+    readers = tuple(KVReader(shared.owners[number], kinds[number]) for number in range(owning, len(kinds)))
+    return OwnLayers(tuple(bodies), tuple(kinds[:owning]), tuple(rotations), shape, found, readers, reads)
 
 
 def _shape(shapes: Sequence[tuple[int, int, int]]) -> Shape:
     """Return the form in which rows are stored, for layers of these query heads, kv heads and head sizes."""
-    stored, queries = stored_heads([(kv, d) for _, kv, d in shapes]), {heads for heads, _, _ in shapes}
-    if stored is None or len(queries) > 1 or max(queries) % stored[0]:
+    queries = {heads for heads, _, _ in shapes}
+    stored = stored_heads([(kv, d) for _, kv, d in shapes], max(queries))
+    if stored is None or len(queries) > 1 or any(heads % kv for heads, kv, _ in shapes):
         words = " and ".join(f"{kv} KV heads of {d}" for _, kv, d in dict.fromkeys(shapes))
         raise ModelUnsupported(f"its layers differ in their heads ({words}), and rows of one form cannot hold them")
     return Shape(len(shapes), max(queries), *stored)
@@ -171,13 +173,21 @@ def _of_layer(number: int) -> Iterator[None]:
         raise ModelUnsupported(f"layer {number} of the model is not supported: {error}") from None
 
 
+def _own_input(layers: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of the input of each row, beside the row itself, that all layers are given; "" for none."""
+    names = [
+        {name for name, value in named.items() if isinstance(value, Tensor) and value.shape[:-1] == (1, TOKENS)}
+        for named in layers
+    ]
+    common = set.intersection(*names) if names else set()
+    return common.pop() if len(common) == 1 else ""
+
+
 def _constants(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a layer is given, apart from positions, if that is the same for all rows."""
     constants = {name: value for name, value in named.items() if name != "position_ids"}
     for name, value in constants.items():
-        if isinstance(value, Mapping) and not value:
-            constants[name] = Unkept()
-        elif not isinstance(value, bool | int | float | str | None):
+        if not isinstance(value, bool | int | float | str | SharedKV | None):
             raise ModelUnsupported(f"it is given {name}, which is not understood")
     return constants
 
@@ -252,7 +262,7 @@ def _rotation(heads: _Heads, codes: Codes, recorded: Recorded, turned: tuple[Ten
     A layer with dimensions that are always 0 may turn in several ways: as an earlier one does, if that is one of them.
     """
     q, k = (each.transpose(0, 1).flatten(0, 1) for each in (heads.q, heads.k))  # [H S, C, d]
-    arguments, both = recorded.asked(turned), torch.cat([q, k])
+    arguments, both = recorded.asked(turned), torch.cat([q, k]) if k.numel() else q
     values_stay = bool((heads.v - heads.v[:, :, :1]).norm() <= ROUNDING[heads.v.dtype] * heads.v.norm())
 
     def fits(turning: Turning) -> bool:

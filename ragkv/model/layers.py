@@ -15,6 +15,7 @@ from ragkv.model.pass_rows import PassRows
 from ragkv.model.placement import layer_devices
 from ragkv.model.recurrence import RecurrentLayer
 from ragkv.model.rotary import Rotation
+from ragkv.model.shared_kv import KVReader
 from ragkv.types import Shape
 
 
@@ -27,8 +28,13 @@ class Ends(Protocol):
 
     norm: Any
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the rows [T, hidden] that enter the first layer for tokens [T], on the embedding's device."""
+    def embed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what enters the layers for tokens [T], on the embedding's device.
+
+        Returns:
+            The rows [T, hidden] of the first layer, and the inputs [layers, T, n] that each layer reads besides; None
+            in a model whose layers read none.
+        """
         ...
 
     def logits(self, normed: Tensor) -> Tensor:
@@ -43,10 +49,10 @@ class WiredEnds:
         """Wrap a *ForCausalLM."""
         self._embedding, self.norm, self._head = weights.model.embed_tokens, weights.model.norm, weights.lm_head
 
-    def embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> tuple[Tensor, None]:
         """See `Ends`."""
         rows: Tensor = self._embedding(tokens)
-        return rows
+        return rows, None
 
     def logits(self, normed: Tensor) -> Tensor:
         """See `Ends`."""
@@ -59,13 +65,15 @@ class Layers:
     """The layers of a model.
 
     Attributes:
-        bodies: one a layer.
-        kinds: the attention of each.
+        bodies: one a layer, readers behind the others.
+        kinds: the attention of each layer with KV of its own.
         rotations: the different rotations, by number.
         shape: layers, heads and head size.
         ends: what stands before and behind them.
         recurrent: the layers with a state before each layer with attention, and those behind the last one; empty where
             there are none.
+        readers: the layers that read the KV of others (shared_kv.py).
+        reads: the name by which layers are given an input of their own; "" where they have none.
     """
 
     bodies: Sequence[LayerBody]
@@ -74,6 +82,8 @@ class Layers:
     shape: Shape
     ends: Ends
     recurrent: tuple[tuple[RecurrentLayer, ...], ...] = ()
+    readers: tuple[KVReader, ...] = ()
+    reads: str = ""
 
     @property
     def states(self) -> int:
@@ -86,10 +96,10 @@ class Layers:
         return [layer.device for layers in self.recurrent for layer in layers]
 
     def devices(self, weights: Any) -> tuple[torch.device, ...]:
-        """Return the device of each layer with attention."""
+        """Return the device of each layer with KV."""
         found = layer_devices(weights.model)
         if not self.recurrent:
-            return found
+            return found[: self.shape.layers]
         before = [len(layers) for layers in self.recurrent[:-1]]
         return tuple(found[sum(before[: layer + 1]) + layer] for layer in range(len(before)))
 
@@ -124,4 +134,13 @@ def own_layers(weights: Any) -> Layers:
     check_parts(weights)
     use_own_attention(weights)
     found = read_layers(weights)
-    return Layers(found.bodies, found.kinds, found.rotations, found.shape, OwnEnds(weights), found.recurrent)
+    return Layers(
+        found.bodies,
+        found.kinds,
+        found.rotations,
+        found.shape,
+        OwnEnds(weights, found.reads),
+        found.recurrent,
+        found.readers,
+        found.reads,
+    )

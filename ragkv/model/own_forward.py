@@ -12,6 +12,7 @@ of embeddings and logits, soft caps and scales are the family's.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ AttendHeads = Callable[[Tensor, Tensor, Tensor, Mapping[str, Any]], Tensor]
 """Maps q [1, Hq, T, d], k, v [1, Hkv, T, d] and what else the layer says of its attention to rows [T, Hq, d]."""
 
 _attention: ContextVar[AttendHeads | None] = ContextVar("attention", default=None)
+_inputs: ContextVar[list[Tensor] | None] = ContextVar("inputs", default=None)
 _masks: ContextVar[Callable[[Callable[..., Any]], Any] | None] = ContextVar("masks", default=None)
 
 
@@ -134,6 +136,22 @@ class _Given(nn.Module):
         return _Rows(last_hidden_state=inputs_embeds)
 
 
+class _Noting(nn.Module):
+    """Stands where a layer is that reads an input of its own, notes that input and returns its rows."""
+
+    def __init__(self, block: Any, reads: str):
+        super().__init__()
+        self._names = list(inspect.signature(block.forward).parameters)
+        self._reads, self._at = reads, self._names.index(reads)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        noted = _inputs.get()
+        if noted is not None:
+            noted.append(args[self._at] if len(args) > self._at else kwargs[self._reads])
+        rows: Tensor = args[0] if args else kwargs[self._names[0]]
+        return rows
+
+
 class OwnEnds:
     """A model's own code before its first layer and behind its last norm.
 
@@ -142,18 +160,24 @@ class OwnEnds:
         logits: see `Ends`.
     """
 
-    def __init__(self, weights: Any):
-        """Wrap a *ForCausalLM whose attention is ours (`own_layers`)."""
+    def __init__(self, weights: Any, reads: str = ""):
+        """Wrap a *ForCausalLM whose attention is ours (`own_layers`); reads: see `Layers`."""
         name = norm_name(weights.model)
         self.norm = getattr(weights.model, name)
-        self._before = copy_with(weights.model, layers=nn.ModuleList(), **{name: nn.Identity()})
+        layers = nn.ModuleList(_Noting(block, reads) for block in (weights.model.layers if reads else ()))
+        self._before = copy_with(weights.model, layers=layers, **{name: nn.Identity()})
         self.logits = behind_body(weights)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the rows [T, hidden] that enter the first layer for tokens [T], on the embedding's device."""
-        with masking(without_mask):
-            rows: Tensor = self._before(input_ids=tokens[None], use_cache=False).last_hidden_state
-        return rows[0]
+    def embed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `Ends`."""
+        noted = list[Tensor]()
+        token = _inputs.set(noted)
+        try:
+            with masking(without_mask):
+                rows: Tensor = self._before(input_ids=tokens[None], use_cache=False).last_hidden_state
+        finally:
+            _inputs.reset(token)
+        return rows[0], torch.cat(noted) if noted else None
 
 
 def behind_body(weights: Any) -> Callable[[Tensor], Tensor]:
@@ -170,7 +194,7 @@ def behind_body(weights: Any) -> Callable[[Tensor], Tensor]:
 class OwnLayer:
     """A decoder layer that runs by its own forward."""
 
-    def __init__(self, block: Any, given: Mapping[str, Any], rotation: Rotation, still: Tensor | None):
+    def __init__(self, block: Any, given: Mapping[str, Any], rotation: Rotation, still: Tensor | None, reads: str = ""):
         """Wrap a layer of transformers.
 
         Args:
@@ -179,14 +203,16 @@ class OwnLayer:
             rotation: its rotation.
             still: [1, 1, n]. Ones: the cos that turns nothing, in the model's dtype and on the layer's device; None
                 where it takes no cos and sin.
+            reads: the name by which it is given an input of its own; "" where it has none.
         """
-        self._block, self._given = block, dict(given)
+        self._block, self._given, self._reads = block, dict(given), reads
         self._still = None if still is None else (still, torch.zeros_like(still))
         device = next(block.parameters()).device
         self._order = None if rotation.order is None else torch.tensor(rotation.order, device=device)
 
-    def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend, inputs: Tensor | None = None) -> Tensor:
         """Run the layer. See `LayerBody`."""
+        given = self._given if inputs is None else {**self._given, self._reads: inputs[None]}
         kept: Tensor | None = None
         attended = False
 
@@ -209,7 +235,7 @@ class OwnLayer:
         try:
             with attending(attend_heads):
                 at = index_to_device(positions, hidden.device)[None]
-                x = run_block(self._block, hidden[None], at, turned, self._given)[0]
+                x = run_block(self._block, hidden[None], at, turned, given)[0]
         except Stop:
             return hidden[:0]
         return x if kept is None else x[kept]

@@ -2,11 +2,13 @@
 
 Caches and stores have rows of one form, [kv heads, head size]. Where layers differ (Gemma 4: 16 heads of 256 in layers
 with a window, 4 of 512 in the others), the form is that of the smallest head size and the widest row. A head of another
-size is several of it, and what is left of a row is 0. Attention and rotation see a layer's own heads.
+size is several of it, and what is left of a row is 0. Where such heads are no part of the query heads, they are fewer
+and larger. Attention and rotation see a layer's own heads.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,9 +40,16 @@ class PackedHeads:
         return rows.flatten(1)[:, : self.heads * self.size].view(-1, self.heads, self.size)
 
 
-def stored_heads(shapes: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the (kv heads, head size) of stored rows for layers of these; None where no size divides all others."""
+def stored_heads(shapes: Sequence[tuple[int, int]], queries: int) -> tuple[int, int] | None:
+    """Return the (kv heads, head size) of stored rows for layers of these; None where no size divides all others.
+
+    Args:
+        shapes: (kv heads, head size) of each layer.
+        queries: query heads; a multiple of the stored kv heads.
+    """
     size = min(size for _, size in shapes)
     if any(each % size for _, each in shapes):
         return None
-    return max(heads * each for heads, each in shapes) // size, size
+    width = max(heads * each for heads, each in shapes)
+    heads = math.gcd(width // size, queries)
+    return heads, width // heads

@@ -13,7 +13,8 @@ from ragkv.model.layer_kinds import LayerKind
 from ragkv.model.layer_pass import Pass, write_rows
 from ragkv.model.placement import on_device
 from ragkv.model.recurrence import RecurrentLayer, RecurrentState
-from ragkv.model.rotary import Rotary, rotate_together
+from ragkv.model.rotary import Rotary, rotate, rotate_together
+from ragkv.model.shared_kv import KVReader
 
 
 class PassRows:
@@ -25,9 +26,18 @@ class PassRows:
         positions: their positions [T] int64, on the CPU.
         depth: the layer that the pass stops before.
         rotary: cos and sin of the rows, by the number of the rotation.
+        inputs: what each layer reads of the rows besides, [layers, T, n]; None where layers read nothing else.
     """
 
-    def __init__(self, layer_pass: Pass, hidden: Tensor, layers: int, states: int = 0, behind: bool = False):
+    def __init__(
+        self,
+        layer_pass: Pass,
+        hidden: Tensor,
+        layers: int,
+        states: int = 0,
+        behind: bool = False,
+        inputs: Tensor | None = None,
+    ):
         """Begin a pass.
 
         Args:
@@ -36,7 +46,9 @@ class PassRows:
             layers: layers with attention.
             states: layers with a state.
             behind: whether some of these stand behind the last layer with attention.
+            inputs: as in the attributes.
         """
+        self.inputs = inputs
         self.layer_pass, self.hidden, self.positions = layer_pass, hidden, layer_pass.positions
         self.depth = layers if layer_pass.depth is None else layer_pass.depth
         self.rotary: dict[int, Rotary] = {}
@@ -75,6 +87,7 @@ class PassRows:
         """Move the rows to the device of the next layer."""
         self.hidden, self._plans = self.hidden.to(device), {}
         self.rotary = {number: each.to(device) for number, each in self.rotary.items()}
+        self.inputs = None if self.inputs is None else self.inputs.to(device)
 
     def turn(self, rotation: int, make: Callable[[Tensor], Rotary], device: torch.device) -> None:
         """Compute cos and sin of the rows for a rotation, unless they are there."""
@@ -93,17 +106,25 @@ class PassRows:
         rows = index_to_device(leave, device)
         self.positions = self.positions[leave]
         self.rotary = {number: each[rows] for number, each in self.rotary.items()}
+        self.inputs = None if self.inputs is None else self.inputs[:, rows]
         return rows
 
     def attend(self, layer: int, kind: LayerKind, q: Tensor) -> Tensor:
         """Compute attention of rows q [O, Hq, d] over the pass's own cache."""
         p, cache = self.layer_pass, self.layer_pass.cache
+        if p.attention is None or not kind.plain or not q.shape[0]:
+            return self.attend_densely(layer, kind, q)
+        k, v = kind.unpack(cache.k(layer)), kind.unpack(cache.v(layer))
+        with on_device(q.device):
+            return p.attention(layer, q, k, v, self.positions, cache.positions(layer), scale=kind.scale)
+
+    def attend_densely(self, layer: int, kind: LayerKind, q: Tensor) -> Tensor:
+        """Compute attention of rows q [O, Hq, d] over all rows of the pass's own cache."""
+        cache = self.layer_pass.cache
         k, v, k_pos = kind.unpack(cache.k(layer)), kind.unpack(cache.v(layer)), cache.positions(layer)
         if not q.shape[0]:
             return q
         with on_device(q.device):
-            if p.attention is not None and kind.plain:
-                return p.attention(layer, q, k, v, self.positions, k_pos, scale=kind.scale)
             plan = self._plans.get(kind.window)
             if plan is None or not plan.fits(self.positions, k_pos):
                 plan = plan_mask(self.positions, k_pos, q.device, q.shape[1] // k.shape[1], kind.window)
@@ -145,3 +166,17 @@ def attend_together(
         first += size
     whole = attended[0] if len(attended) == 1 else torch.cat(attended)
     return Attended(whole, (kept[0] if len(kept) == 1 else torch.cat(kept)) if ends else None)
+
+
+def attend_shared(reader: KVReader, running: Sequence[PassRows], q: Tensor, _k: Tensor, _v: Tensor) -> Attended:
+    """Attend in a layer that reads the KV of another one, each pass to its own cache. Nothing is written.
+
+    Args:
+        reader: the layer.
+        running: the passes.
+        q: [T, Hq, d]. Queries of all rows before RoPE, pass after pass.
+    """
+    kind, queries = reader.kind, q.split([each.count for each in running])
+    turned = [rotate(rows, each.rotary[kind.rotation]) for each, rows in zip(running, queries, strict=True)]
+    attended = [each.attend_densely(reader.owner, kind, rows) for each, rows in zip(running, turned, strict=True)]
+    return Attended(torch.cat(attended), None)

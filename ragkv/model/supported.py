@@ -38,8 +38,8 @@ def check_supported(config: Any) -> None:
         raise ModelUnsupported(f"architecture {architecture} is not supported: it has no rotary embeddings")
     if getattr(config, "kv_lora_rank", None):
         raise ModelUnsupported(f"architecture {architecture} is not supported: its KV is latent (MLA)")
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise ModelUnsupported(f"architecture {architecture} is not supported: its layers share KV")
+    if getattr(config, "altup_num_inputs", 0):
+        raise ModelUnsupported(f"architecture {architecture} is not supported: its layers have several streams of rows")
     if getattr(config, "attention_chunk_size", None):
         raise ModelUnsupported(f"architecture {architecture} is not supported: it attends within chunks of the input")
     for rope in _ropes(config):
@@ -54,9 +54,15 @@ def check_supported(config: Any) -> None:
 
 
 def attention_layers(config: Any) -> int:
-    """Return how many layers of a configuration have attention. Only these have KV, and only these count."""
+    """Return how many layers of a configuration have KV of their own. Only these count."""
     kinds = getattr(config, "layer_types", None) or [FULL] * config.num_hidden_layers
-    return sum(kind not in STATES for kind in kinds)
+    shared: int = getattr(config, "num_kv_shared_layers", 0)
+    return sum(kind not in STATES for kind in kinds) - shared
+
+
+def has_states(config: Any) -> bool:
+    """Return whether layers of a configuration have a state in place of keys."""
+    return any(kind in STATES for kind in getattr(config, "layer_types", None) or ())
 
 
 def is_wired(config: Any) -> bool:

@@ -156,6 +156,12 @@ def save_wrapper(wrapper: Wrapper, folder: Path) -> None:
     save_file({"front": wrapper.front, "back": wrapper.back}, folder / WRAPPER, {"base": wrapper.base})
 
 
+def check_wrappable(config: Any) -> None:
+    """Raise ModelUnsupported for a model whose layers look tokens up themselves: wrapper tokens are in no table."""
+    if getattr(config, "hidden_size_per_layer_input", 0):
+        raise ModelUnsupported("every layer of the model reads an input of each token, and wrapper tokens have none")
+
+
 def install(weights: Any, wrappers: Wrappers, weights_hash: str) -> None:
     """Let a model embed wrapper tokens.
 
@@ -165,8 +171,10 @@ def install(weights: Any, wrappers: Wrappers, weights_hash: str) -> None:
         weights_hash: hash of the model's weights, with its adapter.
 
     Raises:
-        ModelUnsupported: a wrapper was trained for other weights.
+        ModelUnsupported: a wrapper was trained for other weights, or the layers of the model read tokens themselves.
     """
+    if wrappers.of:
+        check_wrappable(weights.config)
     embedding = weights.model.embed_tokens
     tokens = dict[int, Tensor]()
     for collection, wrapper in wrappers.of.items():

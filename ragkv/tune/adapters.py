@@ -19,7 +19,15 @@ from torch import nn
 
 from ragkv.errors import ModelUnsupported
 from ragkv.model.adapter import BASE, WEIGHTS
-from ragkv.model.wrapper import EVERY_COLLECTION, WrappedEmbedding, Wrapper, Wrappers, install, save_wrapper
+from ragkv.model.wrapper import (
+    EVERY_COLLECTION,
+    WrappedEmbedding,
+    Wrapper,
+    Wrappers,
+    check_wrappable,
+    install,
+    save_wrapper,
+)
 from ragkv.tune.options import TuneOptions
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -79,7 +87,11 @@ def new_wrapper(weights: Any, options: TuneOptions, base: str) -> Wrapper:
         weights: a *ForCausalLM.
         options: How many tokens stand in front of and behind a chunk, and the seed.
         base: hash of the weights.
+
+    Raises:
+        ModelUnsupported: the model's layers read inputs that such tokens lack.
     """
+    check_wrappable(weights.config)
     embedding = weights.model.embed_tokens
     draw = torch.Generator().manual_seed(options.seed)
     count = options.front + options.back

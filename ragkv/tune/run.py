@@ -28,7 +28,7 @@ from ragkv.model.locations import WRAPPER
 from ragkv.model.profile import Profile, load_profile
 from ragkv.model.prompt import Prompt
 from ragkv.model.source import ModelSource
-from ragkv.model.supported import architecture_of, attention_layers
+from ragkv.model.supported import architecture_of, has_states
 from ragkv.model.wrapper import EVERY_COLLECTION, Wrappers, read_wrapper
 from ragkv.tune.adapters import new_wrapper
 from ragkv.tune.contexts import Chunk, Mixture, ProseSource, Source, TextPassage, check_enough
@@ -210,7 +210,7 @@ def answer_fully(model: DecoderModel, chunks: Sequence[Chunk], question: str) ->
 
 def check_trainable(config: Any) -> None:
     """Raise ModelUnsupported for a model with layers whose state would run from chunk to chunk of a row."""
-    if attention_layers(config) < config.num_hidden_layers:
+    if has_states(config):
         raise ModelUnsupported(f"{architecture_of(config)} cannot be tuned: some of its layers have a state")
 
 

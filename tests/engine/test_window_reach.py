@@ -29,7 +29,7 @@ from tests.libraries import open_engine
 
 PREFIX, QUESTIONS = families.tokens(3, 99), [families.tokens(n, 50 + n) for n in (5, 4)]
 CHUNKS = [families.tokens(n, n) for n in (18, 22, 13, 9)]
-FAMILIES = ("gemma3_text", "gemma4_text", "gpt_oss", "exaone4", "mistral")
+FAMILIES = ("gemma3_text", "gemma4_text", "gemma4_inputs", "gemma4_small", "gpt_oss", "exaone4", "mistral")
 METHODS = (
     "reuse",
     "scout",

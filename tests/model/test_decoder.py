@@ -168,7 +168,7 @@ def test_a_pass_that_stops_early_captures_the_same_queries_and_gives_no_logits()
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
         ({"rope_parameters": None}, "no rotary embeddings"),
-        ({"num_kv_shared_layers": 2}, "share KV"),
+        ({"altup_num_inputs": 4}, "several streams"),
         ({"kv_lora_rank": 8}, "latent"),
         ({"attention_chunk_size": 64}, "chunks"),
     ],

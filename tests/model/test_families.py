@@ -196,8 +196,7 @@ def test_only_layers_made_as_llamas_run_by_recorded_graphs_and_the_pool():
         ("diffllama", {}, "attends twice"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ("bamba", {"attn_layer_indices": [1, 3]}, "cannot be called one by one"),
-        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "per_layer_input"),
-        ("gemma4_text", {"num_hidden_layers": 12, "num_kv_shared_layers": 4}, "share KV"),
+        ("gemma3n_text", {"num_kv_shared_layers": 0}, "several streams"),
         ("gemma4_text", {"global_head_dim": 24}, "2 KV heads of 16 and 1 KV heads of 24"),
     ],
 )
@@ -236,7 +235,8 @@ def test_the_list_of_families_is_that_of_the_tests_and_of_the_page():
     ]
     assert {name.strip("`"): title for title, name, *_ in rows[1:]} == FAMILIES
     assert {name.strip("`") for _, name, _, answers in rows[1:] if answers == "measured"} == MEASURED
-    assert {*families.FAMILIES, *tiny.ARCHITECTURES, *hybrids.HYBRIDS, *hybrids.RELATED} == {*FAMILIES}
+    covered = {fields.get("model_type", name) for name, fields in families.FAMILIES.items()}
+    assert {*covered, *tiny.ARCHITECTURES, *hybrids.HYBRIDS, *hybrids.RELATED} == {*FAMILIES}
 
 
 def test_a_family_and_its_layers_are_told_in_a_line():
@@ -245,5 +245,7 @@ def test_a_family_and_its_layers_are_told_in_a_line():
     assert describe_family("arcee").startswith("arcee: the tests do not cover it")
     assert describe_layers(tiny.model().kinds, True) == "run by ragkv's own code"
     assert "3 of 4 have a state" in describe_layers(tiny.model().kinds[:1], False, 3)
+    small = families.model("gemma4_small")
+    assert "; 4 more read the KV of 4, densely; 2 of 4 see" in describe_layers(small.kinds, False, 0, small.readers)
     told = describe_layers(families.model("gpt_oss").kinds, False)
     assert told.endswith("2 of 4 see the last 8 tokens; sparse policies act in no layer")

@@ -12,9 +12,15 @@ from tests import families
 
 
 def test_the_form_has_the_smallest_head_and_the_widest_row():
-    assert stored_heads([(16, 256), (4, 512)]) == (16, 256)
-    assert stored_heads([(2, 256), (2, 512)]) == (4, 256)
-    assert stored_heads([(2, 256), (2, 384)]) is None
+    assert stored_heads([(16, 256), (4, 512)], 32) == (16, 256)
+    assert stored_heads([(2, 256), (2, 512)], 8) == (4, 256)
+    assert stored_heads([(2, 256), (2, 384)], 8) is None
+
+
+def test_heads_that_are_no_part_of_the_query_heads_are_joined():
+    assert stored_heads([(2, 16), (2, 512)], 4) == (4, 256)
+    assert stored_heads([(3, 16), (3, 32)], 6) == (6, 16)
+    assert stored_heads([(1, 16), (1, 48)], 4) == (1, 48)
 
 
 @pytest.mark.parametrize(("heads", "size"), [(4, 8), (1, 16), (2, 16), (8, 4)])

@@ -103,7 +103,7 @@ def thinning(model):
     return [Pass(torch.tensor([40, 41, 42, 43]), at, cache, steps, blend=lambda new, old: (new + old) / 2)]
 
 
-@pytest.mark.parametrize("name", ["glm4", "granite", "smollm3", "gemma3_text", "phi"])
+@pytest.mark.parametrize("name", ["glm4", "granite", "smollm3", "gemma3_text", "gemma4_inputs", "phi"])
 def test_layers_that_run_by_their_own_forward_may_be_on_several_devices(name):
     with places():
         models = [

@@ -29,7 +29,7 @@ from tests.quick import TINY
 from tests.tune.test_rows import ASKED, CHUNKS, batch, expected, firsts, maker
 from tests.tune.tiny_folder import tiny_folder
 
-KINDS = ("gemma2", "gemma3_text", "gpt_oss", "olmo3", "granite", "phi3", "mistral", "qwen3_moe")
+KINDS = ("gemma2", "gemma3_text", "gemma4_small", "gpt_oss", "olmo3", "granite", "phi3", "mistral", "qwen3_moe")
 
 
 def family_folder(name: str, folder: Path) -> Path:
@@ -57,7 +57,13 @@ def test_rows_are_the_engines_full_prefill_and_reuse(name: str, tmp_path: Path) 
     model = DecoderModel.load(str(folder), "cpu", "float32")
     made = maker(model, DropParams(reuse=1.0)).row(Context(CHUNKS, ASKED), 512, Random(0))
     rows, weights = batch(made), load_checkpoint(str(folder), "cpu", "float32", None).weights
-    student = Student(with_adapter(weights, TuneOptions(kind="wrapper"), None, _nothing(weights)), TuneOptions())
+    if name == "gemma4_small":
+        adapted = with_adapter(weights, TuneOptions(), None, None)
+        with pytest.raises(ModelUnsupported, match="wrapper tokens have none"):
+            _nothing(weights)
+    else:
+        adapted = with_adapter(weights, TuneOptions(kind="wrapper"), None, _nothing(weights))
+    student = Student(adapted, TuneOptions())
     for method, mask in (("full", full_mask(rows)), ("reuse", stored_mask(rows))):
         mine = row_logits(student, rows, mask)[firsts(made)]
         torch.testing.assert_close(mine, expected(model, method)[0], rtol=1e-3, atol=1e-3)
