@@ -96,6 +96,7 @@ async def add_documents(
     collection: InCollection = None,
     wait: Wait = False,
 ) -> Response:
+    """Queue documents or files, or wait for them. Its description in OpenAPI is `_ADD`."""
     bodies = body.documents if isinstance(body, DocumentsIn) else [body]
     documents = await run_in_threadpool(lambda: [_to_document(each, collection, tenant) for each in bodies])
     job_id = await enqueue(documents, documents[0].collection, engine_thread, caller)

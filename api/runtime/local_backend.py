@@ -201,7 +201,7 @@ class LocalBackend:
                 raise not_found(document.id, document.collection) from None
 
     async def text(self, document: DocumentName) -> str:
-        """Return the text of a document."""
+        """Return the text of a document. Raises NotFound."""
         original = (await self._engine()).catalog.original
         try:
             return (await anyio.to_thread.run_sync(original, document.collection, document.id)).text

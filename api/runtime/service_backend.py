@@ -99,7 +99,7 @@ class ServiceBackend:
         await run_in_threadpool(remove_document_of, self._caller, document.collection, document.id, self._engine_thread)
 
     async def text(self, document: DocumentName) -> str:
-        """Return the text of a document."""
+        """Return the text of a document. Raises NotFound."""
         whole, inside = self._engine_thread.catalog_service.whole, self._tenant.inside(document.collection)
         try:
             _, text = await run_in_threadpool(whole, inside, document.id)

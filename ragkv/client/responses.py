@@ -40,7 +40,7 @@ def parse_job_id(response: httpx2.Response) -> str:
 
 
 def parse_prometheus(response: httpx2.Response) -> str:
-    """Return a body in the Prometheus text format."""
+    """Return a body in the Prometheus text format. Raises Refused if it is none."""
     media_type = response.headers.get("content-type", "")
     if not media_type.startswith("text/plain"):
         raise unexpected(f"metrics of type {media_type!r}")
