@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TEXT_LIMIT = 2 * 2**20
 PAGES_LIMIT = 14 * 10**6  # what the small model learns from
-TEXTS_LIMIT = 98 * 10**5  # all other texts
+TEXTS_LIMIT = 976 * 10**4  # all other texts
 MODEL_LIMIT = 50 * 10**6
 ADAPTER_LIMIT = 21 * 10**6
 

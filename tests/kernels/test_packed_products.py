@@ -32,7 +32,7 @@ def logits(model: DecoderModel, rows: int) -> torch.Tensor:
 
 @packs
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("rows", [0, 1])
 def test_a_product_is_that_of_the_linear_module(bias, rows):
     linear = nn.Linear(48, 80, bias=bias, dtype=torch.bfloat16)
     x = torch.randn(rows, 48, dtype=torch.bfloat16)
@@ -46,10 +46,11 @@ def test_a_product_is_that_of_the_linear_module(bias, rows):
 
 @packs
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_product_of_many_rows_is_that_of_the_linear_module_but_for_its_rounding(bias):
+@pytest.mark.parametrize("rows", [5, 300])
+def test_a_product_of_several_rows_is_that_of_the_linear_module_but_for_its_rounding(bias, rows):
     """A CPU with tiles (AMX) adds up in another order."""
     linear = nn.Linear(48, 80, bias=bias, dtype=torch.bfloat16)
-    x = torch.randn(300, 48, dtype=torch.bfloat16)
+    x = torch.randn(rows, 48, dtype=torch.bfloat16)
     with torch.inference_mode():
         torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=2**-7, atol=2**-7)
 

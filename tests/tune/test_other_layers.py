@@ -34,7 +34,10 @@ KINDS = ("gemma2", "gemma3_text", "gemma4_small", "gpt_oss", "olmo3", "granite",
 
 def family_folder(name: str, folder: Path) -> Path:
     tokenizer = transformers.AutoTokenizer.from_pretrained(TINY)
-    families.weights(name, vocab_size=len(tokenizer), max_position_embeddings=1024).save_pretrained(folder)
+    size = {"vocab_size": len(tokenizer)}
+    if name == "gemma4_small":
+        size["vocab_size_per_layer_input"] = len(tokenizer)
+    families.weights(name, **size, max_position_embeddings=1024).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
