@@ -47,7 +47,7 @@ FAMILIES = {
     "olmo_hybrid": "OLMo Hybrid",
 }
 """Titles by transformers' `model_type`. Tests compare tiny random models of each with transformers' own forward."""
-MEASURED = {"llama", "qwen2"}
+MEASURED = {"llama", "qwen2", "gemma3_text"}
 """Families of which docs/results has measured answers."""
 
 
