@@ -127,7 +127,7 @@ def test_a_failed_replacement_takes_no_answer(catalog: Catalog) -> None:
     vectors = np.ones((1, WORDS.dimension), np.float32)
     version = DocumentVersion(document, "another hash", [chunk], vectors, [Key("k")], WORDS)
 
-    def refuse(tokens: int) -> None:
+    def refuse(tokens: int, file_bytes: int) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
