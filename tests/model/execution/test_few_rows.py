@@ -75,7 +75,8 @@ def test_a_decoded_row_is_written_where_its_pass_says() -> None:
     before = [row.cache.k(layer).clone() for layer in range(model.shape.layers)]
     model.forward([replace(row, steps=[replace(step, slots=torch.tensor([5])) for step in row.steps])])
     for layer, keys in enumerate(before):
-        assert (row.cache.k(layer) != keys).any(-1).any(-1).nonzero().flatten().tolist() == [5]
+        changed = row.cache.k(layer).nan_to_num() != keys.nan_to_num()  # rows that nobody wrote may hold NaN
+        assert changed.any(-1).any(-1).nonzero().flatten().tolist() == [5]
 
 
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
