@@ -663,7 +663,7 @@ def test_the_doctor_says_what_a_models_layers_mean(
     other = DecoderModel(families.weights("gemma3_text"), model.tokenizer, windows.profile, "gemma")
     monkeypatch.setattr(DecoderModel, "load", lambda *_: other)
     done = ragkv("doctor", "--data", tmp_path)
-    assert "family     Gemma 3: tested; answers are not measured" in done.out
+    assert "family     Gemma 3: tested; answers are measured" in done.out
     assert "run by their own forward, without recorded graphs and pool; 5 of 6 see the last 8 tokens; " in done.out
     assert "sparse policies act in 1 of 6 layers" in done.out
 
