@@ -6,7 +6,6 @@ A part of a number, an identifier or an address is no word: `1` does not stand i
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections.abc import Sequence
 
@@ -59,15 +58,10 @@ def _outside(spans: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int
     """Return the spans in a text of which neither end is inside of a number, an identifier or an address."""
     left = list(spans)
     for whole in _WHOLES:
-        wholes = [match.span() for match in whole.finditer(text)]
-        left = [span for span in left if not any(_cuts(wholes, offset) for offset in span)]
+        inside = {offset for match in whole.finditer(text) for offset in range(match.start() + 1, match.end())}
+        if inside:
+            left = [span for span in left if inside.isdisjoint(span)]
     return left
-
-
-def _cuts(wholes: Sequence[tuple[int, int]], offset: int) -> bool:
-    """Whether an offset is inside of one of the wholes, which are in order."""
-    number = bisect.bisect_left(wholes, (offset,)) - 1
-    return number >= 0 and offset < wholes[number][1]
 
 
 def _folded(text: str) -> tuple[str, Sequence[int]]:

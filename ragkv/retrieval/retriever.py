@@ -186,10 +186,8 @@ class Retriever:
                     with timer.step("vectors"):
                         by_vector = index.nearest(scope, vector, count)
             ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant)
-            chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
-            # A chunk that was deleted after the search is missing from `chunks`, and the next one takes its place.
-            there = without_copies(ranked, chunks)
-            if len(chunks) < len(ranked):
+            there, chunks, whole = self._best_texts(collection, ranked, count if self.reranker else top_k)
+            if not whole:
                 # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
                 self.views.freshness.expire(collection)
             elif len(there) >= top_k or len(ranked) < count:
@@ -198,7 +196,7 @@ class Retriever:
                 count *= self.parameters.candidates
             by_words = dict(self.views.words.match(scope, question, count))
         with timer.step("rerank"):
-            best = self._reranked(question, there[:count], chunks)
+            best = self._reranked(question, there, chunks)
         standing = self.catalog.standing(collection, (row for row, _ in best))  # a reranker takes its time
         best = [(row, score) for row, score in best if row in standing][:top_k]
         vectors = self.catalog.vectors_of(row for row, _ in best)
@@ -210,6 +208,30 @@ class Retriever:
         name = embedder.identity.name if embedder is not None else ""
         reranker = self.reranker.source if self.reranker else None
         return hits, SearchReport(name, reranker, size, exact, len(by_words), len(by_vector), steps)
+
+    def _best_texts(
+        self, collection: str, ranked: Sequence[tuple[int, float]], most: int
+    ) -> tuple[list[tuple[int, float]], dict[int, Chunk], bool]:
+        """Load ranked chunks until so many have different texts: to load all takes longer than to find them.
+
+        A chunk that was deleted after the search takes no place; the next one does.
+
+        Args:
+            collection: Their collection.
+            ranked: (row, score), best first.
+            most: How many are wanted.
+
+        Returns:
+            (row, score) of at most so many chunks with different texts, best first; the loaded chunks; whether none of
+            them was deleted.
+        """
+        there, chunks, seen = list[tuple[int, float]](), dict[int, Chunk](), 0
+        while len(there) < most and seen < len(ranked):
+            part = ranked[seen : seen + most]
+            chunks |= self.catalog.chunks(collection, [row for row, _ in part])
+            seen += len(part)
+            there = without_copies(ranked[:seen], chunks)
+        return there[:most], chunks, len(chunks) == seen
 
     def _reranked(
         self, question: str, ranked: list[tuple[int, float]], chunks: Mapping[int, Chunk]

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +129,26 @@ def test_copies_of_a_text_take_one_place(catalog: Catalog, folder: Path) -> None
     found = [hit.chunk.document_id for hit in hits]
     assert found[0].startswith("copy")
     assert set(found[1:]) == {"other", "price 1", "price 2"}, "texts that differ in a figure are two"
+
+
+@pytest.mark.parametrize("copies", [0, 5])
+def test_chunks_are_loaded_until_enough_of_them_differ(
+    catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch, copies: int
+) -> None:
+    for number in range(copies):
+        put(catalog, f"copy {number}", "ferry")
+    for number in range(20):
+        put(catalog, f"ferry {number}", f"ferry {number}")
+    loaded, load = list[int](), catalog.chunks
+
+    def counted(collection: str, rows: Iterable[int]) -> dict[int, Chunk]:
+        loaded.append(len(rows := list(rows)))
+        return load(collection, rows)
+
+    monkeypatch.setattr(catalog, "chunks", counted)
+    texts = found(Retriever(catalog, WordEmbedder(), folder), "ferry", top_k=4)
+    assert len(texts) == len(set(texts)) == 4
+    assert loaded == [4] * (2 if not copies else 3), "first for those that may be fetched ahead"
 
 
 def test_segments_are_made_where_the_catalogue_lacks_them_and_kept(catalog: Catalog, folder: Path) -> None:
