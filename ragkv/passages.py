@@ -77,6 +77,12 @@ def headings(text: str) -> Iterator[tuple[int, str]]:
             yield start, shortened(heading)
 
 
+def page_name(document_id: str, page: int | None) -> str:
+    """Return what people call a page of a document: `page 3`, or `slide 3` of a presentation; "" of None."""
+    kind = "slide" if PurePath(document_id).suffix.lower() == ".pptx" else "page"
+    return "" if page is None else f"{kind} {page}"
+
+
 def has_headings(document_id: str, metadata: Mapping[str, Any]) -> bool:
     """Whether `#` at the start of a line marks a heading in a document."""
     return metadata.get("format") in MARKED_FORMATS or PurePath(document_id).suffix.lower() == ".md"
@@ -108,7 +114,8 @@ def locate(document: Document, texts: Iterable[str]) -> Iterator[TextSpan | None
         while coming and coming[0] <= start:
             above, coming = coming[1], next(following, None)
         page = bisect.bisect_right(page_starts, start)
-        yield TextSpan(start, position, above, document.pages[page - 1][1] if page else None)
+        inside = document.pages[page : bisect.bisect_left(page_starts, position)]
+        yield TextSpan(start, position, above, document.pages[page - 1][1] if page else None, inside)
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,8 @@ class Citation:
         chunk: Position of the chunk in the document, from 0.
         heading: The heading above its first mark, without marks that above its beginning; None if there is none or the
             format has no headings.
-        page: Number, from 1, of the page on which it begins; None for formats without pages.
+        page: Number, from 1, of the page of its first mark, without marks of that on which it begins; None for formats
+            without pages.
         start: Offset of its first character; None if its place is not known.
         end: Offset after its last character.
         text: Text of the chunk.
@@ -167,11 +175,13 @@ class Citation:
         chunk = hit.chunk
         place = (chunk.version, chunk.ordinal, *_place(chunk))
         citation = cls(chunk.document_id, chunk.id, chunk.title, hit.score, *place, marks)
-        if not citation.heading or citation.start is None or not marks:
+        if chunk.span is None or not marks:
             return citation
-        first = marks[0].start - citation.start
-        above = [text for start, text in headings(chunk.text) if start <= first]
-        return replace(citation, heading=above[-1]) if above else citation
+        first = marks[0].start
+        pages = (number for start, number in reversed(chunk.span.pages) if start <= first)
+        above = [text for start, text in headings(chunk.text) if start <= first - chunk.span.start]
+        heading = above[-1] if above and citation.heading else citation.heading
+        return replace(citation, heading=heading, page=next(pages, citation.page))
 
 
 @dataclass(frozen=True)

@@ -123,12 +123,14 @@ class TextSpan:
         end: Offset after its last character.
         heading: The heading that it stands under; "" if there is none or the format has no headings.
         page: Number, from 1, of the page on which it begins; None for formats without pages.
+        pages: (offset, number) of each page that begins inside of it.
     """
 
     start: int
     end: int
     heading: str = ""
     page: int | None = None
+    pages: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

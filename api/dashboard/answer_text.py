@@ -7,7 +7,7 @@ from typing import Any
 
 from ragkv.api.dashboard.formatting import duration, percent, quantity
 from ragkv.engine.support import is_judgement, sentences, stems
-from ragkv.passages import Citation, is_unknown
+from ragkv.passages import Citation, is_unknown, page_name
 from ragkv.report import NOT_HELD, Answer, Report, describe_confidence
 from ragkv.types import Chunk
 
@@ -22,7 +22,7 @@ def to_source(number: int, citation: Citation) -> dict[str, Any]:
     return {
         "number": number,
         "title": citation.title or citation.document_id,
-        "place": describe_place(citation.chunk, citation.heading, citation.page, citation.title),
+        "place": describe_place(citation),
         "holds": bool(citation.marks),
         "parts": split_at_marks(citation),
     }
@@ -59,17 +59,15 @@ def split_at_marks(citation: Citation) -> list[tuple[str, bool]]:
     return [part for part in (*parts, (text[position:], False)) if part[0]]
 
 
-def describe_place(chunk: int, heading: str | None, page: int | None, title: str) -> str:
-    """Say where a chunk stands in its document.
+def describe_place(citation: Citation) -> str:
+    """Say where a cited chunk stands in its document."""
+    page = page_name(citation.document_id, citation.page)
+    return _described(citation.chunk, citation.heading, page, citation.title)
 
-    Args:
-        chunk: Position of the chunk, from 0.
-        heading: Heading that it stands under.
-        page: Number of its page.
-        title: Title that is shown beside the place. A heading that only repeats it is left out.
-    """
-    places = (page and f"page {page}", heading if heading != title else "", f"chunk {chunk + 1}")
-    return " · ".join(place for place in places if place)
+
+def _described(chunk: int, heading: str | None, page: str, title: str) -> str:
+    """Name a chunk by page, heading and number. A heading that only repeats the title beside it is left out."""
+    return " · ".join(filter(None, (page, heading if heading != title else "", f"chunk {chunk + 1}")))
 
 
 def place_of(chunk: Chunk | None, chunk_id: str, title: str) -> str:
@@ -78,11 +76,11 @@ def place_of(chunk: Chunk | None, chunk_id: str, title: str) -> str:
     Args:
         chunk: The chunk; None if it is no longer stored.
         chunk_id: Its id.
-        title: As in `describe_place`.
+        title: Title that is shown beside the place.
     """
-    span = chunk.span if chunk else None
-    ordinal = chunk.ordinal if chunk else int(chunk_id.rpartition("#")[2])
-    return describe_place(ordinal, span.heading if span else None, span.page if span else None, title)
+    span, (document_id, _, ordinal) = chunk.span if chunk else None, chunk_id.rpartition("#")
+    page = page_name(document_id, span.page if span else None)
+    return _described(chunk.ordinal if chunk else int(ordinal), span.heading if span else None, page, title)
 
 
 def describe_answer(answer: Answer, full_ms: float) -> str:

@@ -24,7 +24,7 @@ def as_markdown(answers: Sequence[RecordedAnswer]) -> str:
         said = [describe_answer(answer, recorded.full_ms), _RATINGS.get(recorded.rating, "")]
         cited = [
             f"{number}. {_plain(each.title or each.document_id)}, "
-            f"{_plain(describe_place(each.chunk, each.heading, each.page, each.title))}: "
+            f"{_plain(describe_place(each))}: "
             f"{_plain(' '.join(each.text.split()))}"
             for number, each in enumerate(answer.citations, start=1)
             if each.marks

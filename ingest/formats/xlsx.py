@@ -1,4 +1,4 @@
-"""Excel workbooks to text, sheet by sheet. A sheet is a heading, and to a citation what a page is.
+"""Excel workbooks to text, sheet by sheet. A sheet is a heading, which names it in citations.
 
     xl/workbook.xml             the sheets, in order
     xl/sharedStrings.xml        texts that cells refer to
@@ -51,8 +51,8 @@ def _parse(package: Package, limit: int) -> Parsed:
     package.read(str(folder / "sharedStrings.xml"), strings)
     package.read(str(folder / "styles.xml"), styles)
     values = Values(strings.found, styles.whole(), workbook.epoch, workbook.is_uncounted)
-    texts, pages, length = list[str](), list[tuple[int, int]](), 0
-    for number, (name, link) in enumerate(workbook.sheets, 1):
+    texts = list[str]()
+    for name, link in workbook.sheets:
         sheet = Sheet(values)
         if link in links and name is not None:
             package.read(links[link].target, sheet)
@@ -60,14 +60,11 @@ def _parse(package: Package, limit: int) -> Parsed:
         records.write(sheet.whole())
         if records.paragraphs and name is not None:
             body = without_headings(_BETWEEN.join(records.paragraphs))
-            text = without_controls(f"## {one_line(name)}{_BETWEEN}{body}")
-            pages.append((length, number))
-            texts.append(text)
-            length += len(text) + len(_BETWEEN)
+            texts.append(without_controls(f"## {one_line(name)}{_BETWEEN}{body}"))
     metadata: dict[str, object] = {"format": "xlsx", "sheets": len(workbook.sheets)}
     if values.unresolved:
         metadata["warnings"] = [f"{values.unresolved} {_UNRESOLVED}"]
-    return Parsed(one_line(package.title()), _BETWEEN.join(texts), metadata, tuple(pages))
+    return Parsed(one_line(package.title()), _BETWEEN.join(texts), metadata)
 
 
 class _Workbook(PartHandler):

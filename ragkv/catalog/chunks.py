@@ -5,11 +5,15 @@ Every function runs inside a transaction of the caller.
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from sqlalchemy import bindparam, exists, func, select
+from sqlalchemy import bindparam, case, exists, func, select
 from sqlalchemy import insert as insert_into
 
 from ragkv.catalog import pgvector, segments, spans, tables
@@ -33,6 +37,7 @@ _SELECT = select(
     func.coalesce(versions.c.number, 1),
     # An earlier release has stored headings of any length.
     *(_SPANS.c.start, _SPANS.c.stop, func.substr(_SPANS.c.heading, 1, MAX_LABEL), _SPANS.c.page),
+    case((_SPANS.c.page.is_(None), "[]"), else_=func.coalesce(versions.c.pages, "[]")),
 ).select_from(_JOINED)
 _INSERT = insert_into(_CHUNKS).returning(_CHUNKS.c.row)
 _STORE = {name: insert_into(tables.metadata.tables[name]) for name in ("vectors", "next_vectors")}
@@ -154,9 +159,20 @@ def passages(transaction: Transaction, after: int, limit: int) -> list[Passage]:
 
 
 def _chunk(row: Sequence[Any]) -> Chunk:
-    _, document_id, ordinal, title, text, tokens, version, start, end, heading, page = row
-    span = None if start is None else TextSpan(start, end, heading, page)
+    _, document_id, ordinal, title, text, tokens, version, start, end, heading, page, starts = row
+    span = None if start is None else TextSpan(start, end, heading, page, _inside(starts, start, end))
     return Chunk(f"{document_id}#{ordinal}", document_id, ordinal, title, text, _token_ids(tokens), span, version)
+
+
+def _inside(starts: str, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """Return (offset, number) of the pages that begin behind `start` and before `end`. starts: of the document."""
+    pages = _pages(starts)
+    return pages[bisect_right(pages, start, key=itemgetter(0)) : bisect_left(pages, end, key=itemgetter(0))]
+
+
+@lru_cache(maxsize=32)  # the chunks of a search are of few documents
+def _pages(starts: str) -> tuple[tuple[int, int], ...]:
+    return tuple((offset, number) for offset, number in json.loads(starts))
 
 
 def _token_ids(blob: bytes) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ragkv.cli.common import out, printable
+from ragkv.passages import page_name
 from ragkv.report import NOT_HELD, describe_confidence
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def show_answer(answer: Answer, with_question: bool) -> None:
 def place_of(citation: Citation) -> str:
     """Say where a passage stands: its document, and its page or heading."""
     heading = citation.heading if citation.heading != citation.title else None
-    place = f"page {citation.page}" if citation.page is not None else heading
+    place = page_name(citation.document_id, citation.page) or heading
     return printable(", ".join(filter(None, (citation.document_id, place))))
 
 

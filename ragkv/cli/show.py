@@ -95,8 +95,9 @@ def _print(shown: dict[str, Any], text: str, chunks: Sequence[dict[str, Any]]) -
 
 def place(chunk: dict[str, Any]) -> str:
     """Describe where a passage is: chunk, heading or page, and characters."""
-    parts = [f"{chunk['chunk_id']}"]
-    parts += [f"page {chunk['page']}"] if chunk["page"] is not None else []
-    parts += [chunk["heading"]] if chunk["heading"] else []
+    from ragkv.passages import page_name
+
+    document_id = chunk["chunk_id"].rpartition("#")[0]
+    parts = [chunk["chunk_id"], *filter(None, (page_name(document_id, chunk["page"]), chunk["heading"]))]
     parts += [f"characters {chunk['start']}-{chunk['end']}"] if chunk["start"] is not None else []
     return " · ".join(parts)

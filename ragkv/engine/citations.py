@@ -5,6 +5,7 @@ An answer cites the chunks that were retrieved for it, in prompt order. Those th
     span        the whole answer occurs, in any case and with any white space: each occurrence, with its sentence
     sentence    else, the sentences that contain every word of the answer
 
+A sign that stands alone in its line, such as a bracket of a listing, is in no sentence and is not marked.
 A small number stands in many sentences: where some of its sentences hold a word of the question, only those are marked.
 `yes` and `no` are judgements and no quotations: the sentence that decides is marked, if there is one. An answer
 `unknown` cites nothing: the chunks that were retrieved do not support it.
@@ -12,7 +13,9 @@ A small number stands in many sentences: where some of its sentences hold a word
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import islice
 
 from ragkv.engine.occurrences import occurrences, words_of
 from ragkv.engine.support import deciding_sentence, is_judgement, sentences, stems
@@ -25,6 +28,8 @@ MAX_WORDS = 32
 """An answer with more words is searched as a whole only: no sentence has all its words by another order."""
 SMALL = 3
 """Digits of a number that may stand anywhere."""
+
+_WORD = re.compile(r"\w")
 
 
 def cite(hits: Sequence[Hit], answer: str, question: str = "") -> tuple[Citation, ...]:
@@ -58,10 +63,9 @@ def mark(chunk: Chunk, answer: str) -> tuple[Mark, ...]:
     spans = sentences(chunk.text)
     found = found or [span for span in spans if wanted <= words_of(chunk.text[slice(*span)])]
     offset = chunk.span.start
-    return tuple(
-        Mark(*(offset + place for place in (start, end, *_around(spans, start, end))))
-        for start, end in found[:MAX_MARKS]
-    )
+    around = ((*span, *_around(spans, *span)) for span in found)
+    told = (each for each in around if _WORD.search(chunk.text, *each[2:]))
+    return tuple(Mark(*(offset + place for place in each)) for each in islice(told, MAX_MARKS))
 
 
 def _judged(hits: Sequence[Hit], question: str) -> list[tuple[Mark, ...]]:

@@ -53,7 +53,7 @@ def test_the_page_is_the_one_on_which_the_chunk_begins() -> None:
     document = Document("a.pdf", "", "one two\n\nthree four", pages=((0, 1), (9, 3)))
     assert list(locate(document, ["one", "two\n\nthree", "four"])) == [
         TextSpan(0, 3, "", 1),
-        TextSpan(4, 14, "", 1),
+        TextSpan(4, 14, "", 1, ((9, 3),)),
         TextSpan(15, 19, "", 3),
     ]
     assert list(locate(document, ["absent", "four"])) == [None, TextSpan(15, 19, "", 3)]
@@ -106,7 +106,7 @@ def test_pages_and_spans_are_kept_with_the_document(catalog_address: Path | str)
     vectors, keys = np.zeros((len(chunks), 4), np.float32), [Key(f"k{n}") for n in range(len(chunks))]
     catalog.put_document(DocumentVersion(document, "h", chunks, vectors, keys, WORDS, "r"))
     assert catalog.original("default", "a.pdf") == document
-    assert [chunk.span for chunk in catalog.chunks_of("default", "a.pdf")] == [TextSpan(0, 8, "", 2)]
+    assert [chunk.span for chunk in catalog.chunks_of("default", "a.pdf")] == [TextSpan(0, 8, "", 2, ((5, 3),))]
     catalog.close()
 
 

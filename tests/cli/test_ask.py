@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragkv.cli import run
-from ragkv.cli.answer_text import SENTENCE, footer, sentence_of
+from ragkv.cli.answer_text import SENTENCE, footer, place_of, sentence_of
 from ragkv.cli.ask import Printer, _for_few
 from ragkv.config import Settings
 from ragkv.engine.service_rules import rule_report
@@ -54,6 +55,18 @@ def cited(text: str, answer: str, start: int = 0) -> Citation:
     return Citation(
         "notes/tarn.md", "notes/tarn.md#2", "Tarn", 0.033, heading="Harbour", start=start, text=text, marks=(mark,)
     )
+
+
+@pytest.mark.parametrize(
+    ("document_id", "place", "shown"),
+    [
+        ("fees.xlsx", {"heading": "Summer 2026"}, "fees.xlsx, Summer 2026"),
+        ("fees.pptx", {"heading": "Fees", "page": 3}, "fees.pptx, slide 3"),
+        ("fees.PDF", {"page": 3}, "fees.PDF, page 3"),
+    ],
+)
+def test_a_passage_is_placed_as_people_call_it(document_id: str, place: dict[str, Any], shown: str) -> None:
+    assert place_of(Citation(document_id, f"{document_id}#0", "", 0.1, **place)) == shown
 
 
 def test_an_answer_shows_the_passage_that_holds_it_and_names_the_others(capsys: pytest.CaptureFixture[str]) -> None:

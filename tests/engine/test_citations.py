@@ -105,6 +105,10 @@ def test_an_answer_is_marked_where_the_text_says_it_in_another_form(answer: str,
     assert marked(answer, text) == [(said, f"It is {said}.")]
 
 
+def test_a_sign_is_marked_in_a_sentence_and_not_where_it_stands_alone() -> None:
+    assert marked("}", "int main() {\n}\n\nA block ends with }.\n\n}") == [("}", "A block ends with }.")]
+
+
 def test_a_repeated_answer_has_a_bounded_number_of_marks() -> None:
     assert len(mark(chunk("green " * 50), "green")) == MAX_MARKS
 
@@ -130,6 +134,14 @@ def test_a_citation_names_the_heading_above_its_first_mark() -> None:
         answer: cite([Hit(chunk(text), 1.0)], answer)[0].heading for answer in ("old", "ten tons", "two sacks", "no")
     }
     assert found == {"old": "Harbour", "ten tons": "Cranes", "two sacks": "Mills", "no": "Harbour"}
+
+
+def test_a_citation_names_the_page_of_its_first_mark() -> None:
+    text = "Six lamps.\n\nSeven mills.\n\nEight cranes."
+    pages = ((100 + text.index("Seven"), 5), (100 + text.index("Eight"), 7))
+    placed = Chunk("d#2", "d", 2, "Title", text, (1,), TextSpan(100, 100 + len(text), "", 4, pages))
+    found = {answer: cite([Hit(placed, 1.0)], answer)[0].page for answer in ("six", "seven", "eight", "nine")}
+    assert found == {"six": 4, "seven": 5, "eight": 7, "nine": 4}
 
 
 @pytest.mark.parametrize(("answer", "unknown"), [("unknown", True), (" Unknown. ", True), ("unknown sailor", False)])
