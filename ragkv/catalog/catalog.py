@@ -360,6 +360,8 @@ class Catalog:
         limit: int,
         filter: Filter | None = None,
         documents: Sequence[str] | None = None,
+        *,
+        every: bool = False,
     ) -> list[tuple[int, float]]:
         """Search the full-text index.
 
@@ -369,6 +371,7 @@ class Catalog:
             limit: Return at most so many chunks.
             filter: Search only the documents that match the filter.
             documents: Search only the documents with these ids; None searches all.
+            every: A chunk matches only if it has every word of a text of several.
 
         Returns:
             (chunk row, BM25 score) of the best chunks, best first.
@@ -379,7 +382,7 @@ class Catalog:
         if not self.has_words:
             raise ConfigError(f"the catalogue {self.name} has no word index; each process keeps its own")
         with self.read() as transaction:
-            return full_text.match(transaction, collection, text, limit, filter, documents)
+            return full_text.match(transaction, collection, text, limit, filter, documents, every=every)
 
     def filtered_rows(
         self, collection: str, filter: Filter | None, documents: Sequence[str] | None = None

@@ -70,14 +70,15 @@ def prepare(connection: sqlite3.Connection) -> None:
     connection.create_function(SEARCHABLE, 1, searchable, deterministic=True)
 
 
-def query(text: str) -> str:
-    """Return an FTS5 query for chunks that share at least one word with `text`; "" if the text has no word.
+def query(text: str, every: bool = False) -> str:
+    """Return an FTS5 query for chunks that share a word with `text`, or have `every` one; "" if the text has no word.
 
-    Every word is quoted, so no part of the text is interpreted as FTS5 syntax.
+    Every word is quoted, so no part of the text is interpreted as FTS5 syntax. A single word is no query for `every`.
     """
     words = list(dict.fromkeys(re.findall(r"[^\W_]+", searchable(text).lower())))
     selective = [word for word in words if word not in _STOP_WORDS]
-    return " OR ".join(f'"{word}"' for word in (selective or words)[:MAX_WORDS])
+    sought = [f'"{word}"' for word in (selective or words)[:MAX_WORDS]]
+    return (" AND ".join(sought) if len(sought) > 1 else "") if every else " OR ".join(sought)
 
 
 def match(
@@ -87,9 +88,11 @@ def match(
     limit: int,
     filter: Filter | None = None,
     documents: Sequence[str] | None = None,
+    *,
+    every: bool = False,
 ) -> list[tuple[int, float]]:
     """Return [(chunk row, BM25 score)], best first; a larger score is better. See `Catalog.match`."""
-    words = query(text)
+    words = query(text, every)
     shape, parameters = attributes.condition(transaction, collection, filter, documents)
     return transaction.execute(_match(shape), {**parameters, "words": words, "most": limit}).fetchall() if words else []
 

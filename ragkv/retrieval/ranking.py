@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,31 @@ def without_copies(ranked: Sequence[tuple[int, float]], chunks: Mapping[int, Chu
         if row in chunks:
             first.setdefault(" ".join(folded(chunks[row].text).casefold().split()), (row, score))
     return list(first.values())
+
+
+def best_texts(
+    ranked: Sequence[tuple[int, float]], load: Callable[[Sequence[int]], Mapping[int, Chunk]], most: int
+) -> tuple[list[tuple[int, float]], dict[int, Chunk], bool]:
+    """Load ranked chunks until so many have different texts: to load all takes longer than to find them.
+
+    A chunk that was deleted after the search takes no place; the next one does.
+
+    Args:
+        ranked: (row, score), best first.
+        load: Returns those chunks of some rows that are there.
+        most: How many are wanted.
+
+    Returns:
+        (row, score) of at most so many chunks with different texts, best first; the loaded chunks; whether all that
+        were looked for are there.
+    """
+    best, chunks, seen = list[tuple[int, float]](), dict[int, Chunk](), 0
+    while len(best) < most and seen < len(ranked):
+        part = ranked[seen : seen + most]
+        chunks |= load([row for row, _ in part])
+        seen += len(part)
+        best = without_copies(ranked[:seen], chunks)
+    return best[:most], chunks, len(chunks) == seen
 
 
 def similarity(question: NDArray[np.float32], chunk: NDArray[np.float32] | None) -> float:

@@ -1,4 +1,7 @@
-"""Retriever: finds the chunks for a question by vector search and by BM25, and fuses the two rankings.
+"""Retriever: finds the chunks for a question by vector search and by BM25, and fuses the rankings.
+
+There are three: by meaning, by words, and by words of the chunks that have every one. Without the third, a chunk that
+is second by both comes before the only one that has all words (docs/lab-notes.md, "Passages with every word").
 
 A reranker, where one is set, orders the best candidates of both anew. Vectors of an earlier embedder are searched with
 that embedder until the next ones are complete (ragkv/catalog/embedders.py). Where it cannot be opened, BM25 alone
@@ -13,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +28,7 @@ from ragkv.errors import NoReranker, NotFound, RagkvError
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.contract import DEFAULTS, OpenEarlier, PassageRanker, Retrieval, TextEmbedder
 from ragkv.retrieval.question_vectors import QuestionVectors
-from ragkv.retrieval.ranking import fuse, similarity, without_copies
+from ragkv.retrieval.ranking import best_texts, fuse, similarity
 from ragkv.retrieval.scope import SearchScope
 from ragkv.retrieval.vectors import MAX_ATTEMPTS
 from ragkv.retrieval.views import Views
@@ -172,7 +176,7 @@ class Retriever:
 
         timer = StepTimer()
         with timer.step("words"):
-            by_words = dict(self.views.words.match(scope, question, count))
+            by_words, by_every = self._word_rankings(scope, question, count)
         early(list(self.catalog.chunks(collection, list(by_words)[:top_k]).values()))
         for _ in range(MAX_ATTEMPTS):
             with self._lock:
@@ -185,23 +189,25 @@ class Retriever:
                         vector = self._questions.vector(embedder, question)
                     with timer.step("vectors"):
                         by_vector = index.nearest(scope, vector, count)
-            ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant)
-            there, chunks, whole = self._best_texts(collection, ranked, count if self.reranker else top_k)
-            if not whole:
+            ranked = fuse([by_vector, list(by_words), list(by_every)], self.parameters.rank_constant)
+            load, most = partial(self.catalog.chunks, collection), count if self.reranker else top_k
+            there, chunks, are_current = best_texts(ranked, load, most)
+            if not are_current:
                 # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
                 self.views.freshness.expire(collection)
             elif len(there) >= top_k or len(ranked) < count:
                 break
             else:  # copies of one text took the places of others
                 count *= self.parameters.candidates
-            by_words = dict(self.views.words.match(scope, question, count))
+            by_words, by_every = self._word_rankings(scope, question, count)
         with timer.step("rerank"):
             best = self._reranked(question, there, chunks)
         standing = self.catalog.standing(collection, (row for row, _ in best))  # a reranker takes its time
         best = [(row, score) for row, score in best if row in standing][:top_k]
         vectors = self.catalog.vectors_of(row for row, _ in best)
+        found = by_every | by_words
         hits = [
-            Hit(chunks[row], score, row, similarity(vector, vectors.get(row)), by_words.get(row)) for row, score in best
+            Hit(chunks[row], score, row, similarity(vector, vectors.get(row)), found.get(row)) for row, score in best
         ]
         taken = timer.elapsed
         steps = SearchTimings(taken("words"), taken("embed"), taken("vectors"), taken("rerank"), timer.total())
@@ -209,29 +215,12 @@ class Retriever:
         reranker = self.reranker.source if self.reranker else None
         return hits, SearchReport(name, reranker, size, exact, len(by_words), len(by_vector), steps)
 
-    def _best_texts(
-        self, collection: str, ranked: Sequence[tuple[int, float]], most: int
-    ) -> tuple[list[tuple[int, float]], dict[int, Chunk], bool]:
-        """Load ranked chunks until so many have different texts: to load all takes longer than to find them.
-
-        A chunk that was deleted after the search takes no place; the next one does.
-
-        Args:
-            collection: Their collection.
-            ranked: (row, score), best first.
-            most: How many are wanted.
-
-        Returns:
-            (row, score) of at most so many chunks with different texts, best first; the loaded chunks; whether none of
-            them was deleted.
-        """
-        there, chunks, seen = list[tuple[int, float]](), dict[int, Chunk](), 0
-        while len(there) < most and seen < len(ranked):
-            part = ranked[seen : seen + most]
-            chunks |= self.catalog.chunks(collection, [row for row, _ in part])
-            seen += len(part)
-            there = without_copies(ranked[:seen], chunks)
-        return there[:most], chunks, len(chunks) == seen
+    def _word_rankings(
+        self, scope: SearchScope, question: str, count: int
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """Return the BM25 scores of the best chunks, best first, and of the best that have every word."""
+        match = self.views.words.match
+        return dict(match(scope, question, count)), dict(match(scope, question, count, every=True))
 
     def _reranked(
         self, question: str, ranked: list[tuple[int, float]], chunks: Mapping[int, Chunk]

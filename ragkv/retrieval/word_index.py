@@ -40,8 +40,11 @@ _AMONG = "chunks.row IN (SELECT value FROM json_each(?))"
 class WordIndex(Protocol):
     """The interface of a word index. Implementations are thread-safe."""
 
-    def match(self, scope: SearchScope, text: str, count: int) -> list[tuple[int, float]]:
-        """Return (chunk row, BM25 score) of the best chunks of a scope, best first."""
+    def match(self, scope: SearchScope, text: str, count: int, every: bool = False) -> list[tuple[int, float]]:
+        """Return (chunk row, BM25 score) of the best chunks of a scope, best first.
+
+        They share a word with the text, or have `every` word of a text of several.
+        """
         ...
 
     def refresh(self, collection: str) -> None:
@@ -63,9 +66,9 @@ class CatalogWords:
     def __init__(self, catalog: Catalog):
         self._catalog = catalog
 
-    def match(self, scope: SearchScope, text: str, count: int) -> list[tuple[int, float]]:
+    def match(self, scope: SearchScope, text: str, count: int, every: bool = False) -> list[tuple[int, float]]:
         """Return (chunk row, BM25 score) of the best chunks of a scope, best first."""
-        return self._catalog.match(scope.collection, text, count, scope.filter, scope.documents)
+        return self._catalog.match(scope.collection, text, count, scope.filter, scope.documents, every=every)
 
     def refresh(self, collection: str) -> None:
         """Do nothing: the index is always up to date."""
@@ -95,13 +98,13 @@ class ReplicaWords:
         self._updating = threading.Lock()
         self._compared = set[str]()
 
-    def match(self, scope: SearchScope, text: str, count: int) -> list[tuple[int, float]]:
+    def match(self, scope: SearchScope, text: str, count: int, every: bool = False) -> list[tuple[int, float]]:
         """Return (chunk row, BM25 score) of the best chunks of a scope, best first.
 
         The catalogue applies a filter. A damaged file is rebuilt. Where the file cannot be written, its last state is
         searched, and where there is no file, nothing is found.
         """
-        words, condition, parameters = full_text.query(text), "TRUE", list[str]()
+        words, condition, parameters = full_text.query(text, every), "TRUE", list[str]()
         if not words:
             return []
         self.refresh(scope.collection)

@@ -482,6 +482,14 @@ def test_rarer_words_rank_higher(catalog: Catalog) -> None:
 
 
 @on_sqlite
+def test_chunks_with_every_word_are_found_by_their_forms(catalog: Catalog) -> None:
+    put(catalog, "a", ["boats and an anchor", "boat sail", "anchors"])
+    assert [row for row, _ in catalog.match("default", "Which boat has the anchors?", 5, every=True)] == [1]
+    assert catalog.match("default", "boat, anchor, mast", 5, every=True) == []
+    assert catalog.match("default", "boat", 5, every=True) == [], "a word alone says no more than `boat` as it is"
+
+
+@on_sqlite
 def test_a_question_of_only_stop_words_is_still_searched(catalog: Catalog) -> None:
     put(catalog, "a", ["to be or not to be", "boat"])
     assert [row for row, _ in catalog.match("default", "to be", 5)] == rows_of(catalog)[:1]

@@ -93,6 +93,16 @@ def test_the_chunk_with_the_answer_comes_first(catalog: Catalog, folder: Path) -
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
+def test_the_only_chunk_with_every_word_comes_first_although_others_are_nearer(catalog: Catalog, folder: Path) -> None:
+    class Elsewhere(WordEmbedder):
+        def encode_queries(self, questions):  # type: ignore[no-untyped-def]
+            return super().encode(["leather boots"] * len(questions))
+
+    put(catalog, "shop", "leather boots", "leather boots with laces", "the farm lends rubber hats and also its boots")
+    assert found(Retriever(catalog, Elsewhere(), folder), "rubber boots")[0].startswith("the farm")
+    assert found(Retriever(catalog, Elsewhere(), folder), "boots")[0] == "leather boots"
+
+
 def test_questions_that_are_embedded_ahead_find_the_same_and_are_embedded_once(catalog: Catalog, folder: Path) -> None:
     put(catalog, "sea", "the ferry crosses the strait", "the harbour was dredged")
     calls: list[list[str]] = []
