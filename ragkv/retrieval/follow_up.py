@@ -33,6 +33,7 @@ LONGEST_NAME = 60
 
 _PRONOUN = re.compile(r"\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
 _PERSONAL = frozenset({"he", "him", "his", "she", "her", "hers"})
+_SEVERAL = frozenset({"they", "them", "their", "theirs"})
 _OWNERS = frozenset({"his", "its", "their", "hers", "theirs"})
 _OBJECT = re.compile(
     r"\s*(?:$|[.,;:?!]|(?:to|in|on|at|from|for|with|by|of|and|or|when|before|after|as|during)\b)", re.IGNORECASE
@@ -45,11 +46,14 @@ _ANOTHER = re.compile(
 )
 """A question that asks the one before it of another name or number ("And in 2023?")."""
 _NUMBER = re.compile(r"\b\d{1,4}\b")
-_PERSON = re.compile(r"[A-ZÀ-Þ][\w.’'-]*(?: (?:de |von |van )?[A-ZÀ-Þ][\w.’'-]*)+")
+_PARTICLES = frozenset("al and bin da de del den der di du la le of the van von".split())
+"""Words of names that are written small."""
+_PERSON = re.compile(r"(?<![\w.’'-])[A-ZÀ-Þ][\w.’'-]*+(?: (?:de |von |van )?[A-ZÀ-Þ][\w.’'-]*+)++")
 _THING = re.compile(r"the (?:[a-z][\w-]* ){1,3}of (?:the )?$")
 """What a name may belong to ("the old harbour of ")."""
 _AUXILIARY = re.compile(r"\b(?:did|does|do|was|were|is|are|has|have|had|will|would|can|could|must|should) $")
 _ASKS_PERSON = re.compile(r"(?:\w+ )?(?:who|whom|whose)\b", re.IGNORECASE)
+_ASKS_COUNT = re.compile(r"(?:\w+ )?how many\b", re.IGNORECASE)
 _ASKS_NO_PERSON = re.compile(
     r"(?:\w+ )?(?:where|when|how|why|(?:which|what) (?:country|city|town|village|place|island|river|year|day))\b",
     re.IGNORECASE,
@@ -84,11 +88,9 @@ def search_text(question: str, turns: Sequence[tuple[str, str]]) -> str:
         question: The question.
         turns: Earlier (question, answer), in order.
     """
-    question = resolved(question, turns)
-    if not refers_back(question):
-        return question
-    alone = next((turn for turn in reversed(turns) if not refers_back(turn[0])), None)
-    if alone is None:
+    alone = _alone(turns)
+    question = _resolved(question, alone)
+    if alone is None or not refers_back(question):
         return question
     asked, answer = (each.strip() for each in alone)
     said = "" if is_unknown(answer) else answer
@@ -99,6 +101,8 @@ def search_text(question: str, turns: Sequence[tuple[str, str]]) -> str:
 def resolved(question: str, turns: Sequence[tuple[str, str]]) -> str:
     """Return a question with a name in place of its pronoun, where the latest turn that stands alone has one.
 
+    A turn with a pronoun stands alone once a name took its place ("Who built it?" – "When was she born?").
+
     "And in 2023?" is that turn's question with 2023 in place of its last number, and likewise with names.
 
     An e-mail address is `email` then, which the default model reads better (docs/lab-notes.md).
@@ -107,14 +111,30 @@ def resolved(question: str, turns: Sequence[tuple[str, str]]) -> str:
         question: The question.
         turns: Earlier (question, answer), in order.
     """
+    return _resolved(question, _alone(turns))
+
+
+def _alone(turns: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """Return the latest turn that stands alone, with the question as it is read; None of none."""
+    latest: tuple[str, str] | None = None
+    for asked, answer in turns:
+        read = _resolved(asked, latest)
+        latest = latest if refers_back(read) else (read, answer)
+    return latest
+
+
+def _resolved(question: str, alone: tuple[str, str] | None) -> str:
     pronoun = _PRONOUN.search(question)
-    alone = next((turn for turn in reversed(turns) if not refers_back(turn[0])), None)
     if alone is not None and (another := _ANOTHER.fullmatch(question.strip())):
         return _asked_of(another[2], another[1] or "", alone[0].strip()) or question
     if pronoun is None or alone is None or not refers_back(question) or _EXPLETIVE.search(question):
         return question
     word, (asked, answer) = pronoun[0].lower(), (each.strip() for each in alone)
-    named = (_person if word in _PERSONAL else _thing)(asked, "" if is_unknown(answer) else answer.strip(PUNCTUATION))
+    answer = "" if is_unknown(answer) else answer.strip(PUNCTUATION)
+    named = _several(asked, answer) if word in _SEVERAL else ""
+    named = named or (_person if word in _PERSONAL else _thing)(asked, answer)
+    if word in _SEVERAL and _ASKS_COUNT.match(asked):  # what was counted
+        return question
     if not named or named.casefold() in question.casefold():
         return question
     owned = word in _OWNERS or (word == "her" and _OBJECT.match(question, pronoun.end()) is None)
@@ -134,13 +154,21 @@ def _asked_of(other: str, before: str, asked: str) -> str:
     return f"{asked[: last.start()]}{other}{asked[last.end() :]}"
 
 
+def _several(asked: str, answer: str) -> str:
+    """Return whom `they` stands for: several people who answered, or one where the question names nothing else."""
+    several = " and " in answer or "," in answer
+    return answer if _ASKS_PERSON.match(asked) and _is_name(answer) and (several or not _names(asked)) else ""
+
+
 def _person(asked: str, answer: str) -> str:
     """Return whom `he` or `she` stands for: a name that answered, the subject of the question, or a name in it."""
-    names = _names(asked)
-    if len(answer) <= LONGEST_NAME and (
-        (_ASKS_PERSON.match(asked) and _NAME.fullmatch(answer))
-        or (not _ASKS_NO_PERSON.match(asked) and _PERSON.fullmatch(answer))
-    ):
+    names = [(at, name) for at, name in _names(asked) if not name.startswith("the ")]
+    if _ASKS_PERSON.match(asked):
+        answer = re.sub("['’]s$", "", answer)
+        told = {answer} if _is_name(answer) else {each[0] for each in _PERSON.finditer(answer[: LONGEST_NAME + 1])}
+        if len(told) == 1 and len(answer) <= LONGEST_NAME:
+            return told.pop()
+    elif not _ASKS_NO_PERSON.match(asked) and " " in answer.removeprefix("the ") and _is_name(answer):
         return answer
     return next(
         (name for at, name in names if _AUXILIARY.search(asked, max(0, at - 10), at)), names[-1][1] if names else ""
@@ -153,8 +181,10 @@ def _thing(asked: str, answer: str) -> str:
     subject = next((name for at, name in names if _AUXILIARY.search(asked, max(0, at - 10), at)), "")
     if subject and not _PERSON.fullmatch(subject):
         return subject
-    if _NAME.fullmatch(answer) and len(answer) <= LONGEST_NAME and not _ASKS_PERSON.match(asked):
+    if _is_name(answer) and not _ASKS_PERSON.match(asked):
         return answer if not _ASKS_NO_PERSON.match(asked) or not names else names[-1][1]
+    if subject and answer.startswith(("the ", "a ", "an ")):  # what a person made or has
+        return ""
     return names[-1][1] if names else ""
 
 
@@ -164,8 +194,15 @@ def _names(asked: str) -> list[tuple[int, str]]:
     for name in _NAME.finditer(asked, asked.find(" ") + 1):
         thing = _THING.search(asked, max(0, name.start() - LONGEST_NAME), name.start())
         at = name.start() if thing is None else thing.start()
-        found.append((at, asked[at : name.end()]))
+        found.append((at, asked[at : name.end()].rstrip(".-")))
     return found
+
+
+def _is_name(text: str) -> bool:
+    """Whether a short text is nothing but names: "Otto Lind", "the Pale Heron", "Maria de la Cruz and Łukasz Żak"."""
+    words = text.removeprefix("the ").replace(",", " ").split()
+    fits = (word[0].isupper() or word[0].isdigit() or word[2:3].isupper() or word in _PARTICLES for word in words)
+    return bool(words) and words[0][0].isupper() and len(text) <= LONGEST_NAME and all(fits)
 
 
 def own_raised(hits: Sequence[Hit], own: Collection[str], most: int) -> list[Hit]:

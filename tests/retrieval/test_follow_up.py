@@ -99,6 +99,14 @@ def test_without_a_name_the_latest_question_that_stands_alone_is_searched_for_to
         ),
         ("How old was Ada Brook when she died?", "81", "Where did she live?", "Where did Ada Brook live?"),
         ("Who owns the inn?", "Otto Lind", "Who met him in Tarn?", "Who met Otto Lind in Tarn?"),
+        (WHO, "It was built by Ada Brook.", "Where was she born?", "Where was Ada Brook born?"),
+        (WHO, "the engineer Ada Brook", "Where was she born?", "Where was Ada Brook born?"),
+        ("Who leads the museum?", "Łukasz d'Arcy", "When was he born?", "When was Łukasz d'Arcy born?"),
+        ("Whose boat sank?", "Otto Lind's", "When was he born?", "When was Otto Lind born?"),
+        ("Who signed?", "Otto Lind and Ada Brook", "Where do they live?", "Where do Otto Lind and Ada Brook live?"),
+        ("Who signed the lease?", "Otto Lind", "When did they sign?", "When did Otto Lind sign?"),
+        ("Who owns the Tarn Mills?", "Ada Brook", "When were they built?", "When were the Tarn Mills built?"),
+        ("Tell me about Ada Brook.", "An engineer.", "Where was she born?", "Where was Ada Brook born?"),
     ],
 )
 def test_a_name_takes_the_place_of_its_pronoun(asked: str, answer: str, question: str, whole: str) -> None:
@@ -114,10 +122,21 @@ def test_a_name_takes_the_place_of_its_pronoun(asked: str, answer: str, question
         (WHO, "Ada Brook", "And since when?"),
         (WHO, "Ada Brook", "How long does it take?"),
         (WHO, "Ada Brook", "Did Ada Brook sell her boat to him?"),
+        (WHO, "unknown", "Where was she born?"),
+        ("How many boats did Otto Lind own?", "12", "What were they called?"),
+        ("What did Otto Lind design?", "the mill", "When was it built?"),
     ],
 )
 def test_a_question_without_a_name_to_put_in_stays_as_it_is(asked: str, answer: str, question: str) -> None:
     assert resolved(question, [(asked, answer)]) == question
+
+
+def test_a_turn_with_a_pronoun_stands_alone_once_a_name_took_its_place() -> None:
+    turns = [("When was the harbour of Tarn built?", "1889"), ("Who built it?", "Ada Brook")]
+    assert resolved("When was she born?", turns) == "When was Ada Brook born?"
+    assert resolved("What did it cost?", turns) == "What did the harbour of Tarn cost?"
+    turns.append(("When was she born?", "1850"))
+    assert search_text("And why?", turns) == "When was Ada Brook born? 1850. And why?"
 
 
 def hit(document: str, number: int = 0) -> Hit:
