@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 _SHOWN = 400
 """Characters of a passage that people are shown."""
+_BEFORE = 80
+"""Characters of them before the first word of the query, about."""
+_SOUGHT = 200
+"""Most words of a passage that are compared."""
 
 
 def search(
@@ -73,6 +78,18 @@ def _search(settings: Settings, query: str, scope: SearchScope, top_k: int) -> S
         catalog.close()
 
 
+def excerpt(text: str, query: str) -> str:
+    """Return the part of a passage that has most words of a query, on one line; the first of equals."""
+    line, words = " ".join(text.split()), set(re.findall(r"\w{3,}", query.lower()))
+    found = [(word.start(), word[0]) for word in re.finditer(r"\w+", line.lower()) if word[0] in words][:_SOUGHT]
+    if len(line.lower()) != len(line) or len(line) <= _SHOWN:
+        found = []
+    begins = [0, *(max(0, at - _BEFORE) for at, _ in found)]
+    start = max(begins, key=lambda begin: len({word for at, word in found if begin <= at < begin + _SHOWN}))
+    start = start and line.find(" ", start) + 1
+    return f"{'…' * (start > 0)}{line[start : start + _SHOWN]}{'…' * (start + _SHOWN < len(line))}"
+
+
 def _print(found: SearchResult) -> None:
     from rich.text import Text
 
@@ -83,8 +100,7 @@ def _print(found: SearchResult) -> None:
         title = printable(passage.title or passage.document_id)
         console.print(Text.assemble((f"[{number}] ", "cyan"), (title, "bold"), (scores, "dim")))
         console.print(Text(f"    {printable(place(dataclasses.asdict(passage)))}", style="dim"))
-        short = " ".join(passage.text.split())
-        console.print(Text(f"    {printable(short[:_SHOWN])}{'…' * (len(short) > _SHOWN)}"))
+        console.print(Text(f"    {printable(excerpt(passage.text, found.query))}"))
     if not found.passages:
         console.print("no passage matches")
     times = report.timings_ms

@@ -19,6 +19,7 @@ JUDGEMENTS = frozenset({"yes", "no"})
 """Answers that are no quotations."""
 WIDE = 45
 """Characters of the longest line from which on a text is taken for one that was wrapped, as at ingest."""
+_FIELD = re.compile(r"\w[^\n:]{0,59}: \S")
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])|\n+")
 
 
@@ -58,11 +59,12 @@ def _held(words: frozenset[str], text: str) -> int:
 def sentences(text: str) -> list[tuple[int, int]]:
     """Return (start, end) of each sentence, without white space around it.
 
-    Lines end sentences, too, unless words go on in the next one: in lower case, or because they had no room.
+    Lines end sentences, too, unless words go on in the next one: in lower case, or because they had no room. Lines
+    `column: value` below each other are a row of a table, and one sentence.
     """
     found, start, width = list[tuple[int, int]](), 0, max(map(len, text.split("\n")))
     for end, following in [*(match.span() for match in _SENTENCE_END.finditer(text)), (len(text), len(text))]:
-        if text[end:following] == "\n" and _goes_on(text, end, width):
+        if text[end:following] == "\n" and (_goes_on(text, end, width) or _is_row(text, end)):
             continue
         end += len(text[end:following].rstrip())  # closing quotes belong to the sentence
         if text[start:end].strip():
@@ -77,6 +79,11 @@ def _goes_on(text: str, end: int, width: int) -> bool:
     if text[end - 1 : end] in ".!?:;…" or not following[:1].isalnum():
         return False
     return following[0].islower() or (width >= WIDE and line + 1 + len(following.split(maxsplit=1)[0]) > width)
+
+
+def _is_row(text: str, end: int) -> bool:
+    """Whether the lines before and behind a line end are of a row."""
+    return bool(_FIELD.match(text, text.rfind("\n", 0, end) + 1) and _FIELD.match(text, end + 1))
 
 
 def deciding_sentence(question: str, texts: Sequence[str]) -> tuple[int, int, int] | None:

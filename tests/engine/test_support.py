@@ -37,6 +37,12 @@ def test_the_sentence_with_most_of_the_question_decides() -> None:
     assert deciding_sentence("Was it?", texts) is None
 
 
+def test_a_row_of_a_table_is_one_sentence() -> None:
+    text = "## Clothing\n\nArticle: Boots\nPrice: 39.90\n\nArticle: Hat\nPrice: 14\nSold out"
+    found = [text[start:end] for start, end in sentences(text)]
+    assert found == ["## Clothing", "Article: Boots\nPrice: 39.90", "Article: Hat\nPrice: 14", "Sold out"]
+
+
 def test_a_line_ends_a_sentence_unless_words_go_on() -> None:
     text = "Quay 7\nOrrin\n\nThe ferry\nleaves at noon."
     assert [text[slice(*span)] for span in sentences(text)] == ["Quay 7", "Orrin", "The ferry\nleaves at noon."]
