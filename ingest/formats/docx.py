@@ -23,6 +23,7 @@ from pathlib import PurePosixPath
 
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
+from ragkv.ingest.formats.fields import Field
 from ragkv.ingest.formats.numbering import span_of, whole, written
 from ragkv.ingest.formats.office_formulas import OfficeFormulas
 from ragkv.ingest.formats.package import Package, PartHandler, open_package
@@ -37,7 +38,11 @@ words are pronounced, and how a changed part looked before."""
 _TAKEN_OUT = {"del", "moveFrom"}
 """What stands in the properties of a paragraph whose end was taken out: it goes on in the next one. So does one whose
 end is hidden, and the large letter that begins a text."""
-_TABLE = {"tbl", "tr", "tc", "gridBefore", "gridSpan", "vMerge", "hMerge"}
+_GONE = {"del", "cellDel", "hidden"}
+"""What stands in the properties of a row or a cell that was taken out or is hidden."""
+_TABLE = {"tbl", "tr", "tc", "trPr", "tcPr", "gridBefore", "gridSpan", "vMerge", "hMerge", "cellDel", "hidden"}
+_WORDS = ("descr", "alt", "title")
+"""Attributes of a picture whose words stand for it."""
 _OF_PARAGRAPHS = {"outlineLvl", "numPr", "ilvl", "numId"}
 _PROPERTIES = {"pStyle", "rStyle", "vertAlign", "position", "strike", "dstrike", "vanish", "rFonts", *_OF_PARAGRAPHS}
 
@@ -87,7 +92,8 @@ class _Body(PartHandler):
         self._box: bool | None = None
         self._choices: list[str] | None = None
         self._chosen = 0
-        self._in_properties = self._is_joined = False
+        self._in_properties = self._is_joined = self._in_cell_properties = self._is_gone = False
+        self._fields, self._is_code = list[Field](), False
         self._around: list[tuple[Style, Style, bool, bool]] = []
         self._notes: dict[tuple[str, str], str] = {}
         self._note = ""
@@ -96,6 +102,7 @@ class _Body(PartHandler):
         self.root = self.root or tag
         if self._unseen or tag in _UNSEEN:
             self._is_joined |= self._in_properties and tag in _TAKEN_OUT
+            self._is_gone |= self._in_cell_properties and tag in _GONE
             self._unseen += 1
         elif self._formulas.has(tag):
             self._text = tag == "t"
@@ -110,6 +117,8 @@ class _Body(PartHandler):
     def end(self, tag: str) -> None:
         if self._unseen:
             self._unseen -= 1
+            if tag == "tr" and not self._unseen:  # that was taken out
+                self.blocks.close_row()
             return
         if tag == "t":
             self._text = False
@@ -138,12 +147,19 @@ class _Body(PartHandler):
             case "txbxContent" if self._around:
                 self._paragraph, self._run, self._raised, self._is_joined = self._around.pop()
                 self.blocks.resume()
+            case "instrText":
+                self._is_code = False
+            case "trPr" | "tcPr":
+                self._unseen += self._is_gone  # up to the end of the row or the cell
+                self._in_cell_properties = self._is_gone = False
             case "tr":
                 self.blocks.close_row()
             case "tbl":
                 self.blocks.close_table()
 
     def text(self, text: str) -> None:
+        if self._is_code and self._fields:
+            self._fields[-1].tell(text)
         if not self._text or self._unseen:
             return
         if self._formulas.present is not None:
@@ -177,9 +193,13 @@ class _Body(PartHandler):
                 self.blocks.write("-")
             case "sym" if not self._run.is_hidden:
                 self._write(sign(attributes.get("char", ""), attributes.get("font", "")))
-            case "docPr" | "shape":
-                if words := (attributes.get("descr") or attributes.get("alt") or "").strip():
+            case "docPr" | "shape" if not is_on({"val": attributes.get("hidden", "0")}):
+                if words := next(filter(None, (attributes.get(name, "").strip() for name in _WORDS)), ""):
                     self.blocks.write(f" {words} ")
+            case "instrText":
+                self._is_code = True
+            case "fldChar":
+                self._mark_field(attributes.get("fldCharType", ""))
             case "footnoteReference" | "endnoteReference" if "customMarkFollows" not in attributes:
                 self.blocks.write(NOTE + self._number(tag.removesuffix("Reference"), attributes.get("id", "")) + END)
             case "footnote" | "endnote":
@@ -209,6 +229,16 @@ class _Body(PartHandler):
             if self._in_properties and tag == "vanish":
                 self._is_joined |= is_on(attributes)
 
+    def _mark_field(self, mark: str) -> None:
+        """Begin a field, its result or what follows it."""
+        if mark == "begin":
+            self._fields.append(Field())
+        elif mark == "separate" and self._fields:
+            self._fields[-1].has_code = True
+        elif mark == "end" and self._fields:
+            if (text := self._fields.pop().text()) and not self._run.is_hidden:
+                self._write(text)
+
     def _start_table(self, tag: str, attributes: Mapping[str, str]) -> None:
         value = attributes.get("val", "")
         match tag:
@@ -218,6 +248,10 @@ class _Body(PartHandler):
                 self.blocks.open_row()
             case "tc":
                 self.blocks.open_cell()
+            case "trPr" | "tcPr":
+                self._in_cell_properties = True
+            case "cellDel" | "hidden" if self._in_cell_properties:
+                self._is_gone |= is_on(attributes)
             case "gridBefore":
                 for _ in range(min(span_of(value), MOST_COLUMNS)):
                     self.blocks.open_cell()
@@ -233,6 +267,8 @@ class _Body(PartHandler):
         if self._note:
             self.blocks.write(f"[{self._note}] ")
             self._note = ""
+        if self._fields:
+            self._fields[-1].is_shown |= self._fields[-1].has_code
         if self._run.raised and not self._raised:
             self.blocks.write(SUP if self._run.raised == "superscript" else SUB)
             self._raised = True

@@ -16,13 +16,14 @@ _INVISIBLE = str.maketrans("", "", "\u2061\u2062\u2063\u2064\u200b")
 _ACCENTS = {"acc": "\u0302", "bar": "\u0304"}
 _BINARY = set("=≠<>≤≥≈≡→⇒⇔∈")
 UNSEEN = {
-    *("annotation", "annotation-xml", "mphantom", "phant", "ctrlPr", "rPr"),
+    *("annotation", "annotation-xml", "mphantom", "ctrlPr", "rPr"),
     *("instrText", "delText", "del", "moveFrom"),
 }
 """Elements that are no part of what is shown."""
 
 
-_OFFICE_VALUES = {"begChr", "endChr", "sepChr", "chr", "type"}
+_OFFICE_VALUES = {"begChr", "endChr", "sepChr", "chr", "type", "show"}
+_OFF = {"0", "off", "false"}
 """Elements of Office whose value says something of the element around them."""
 
 
@@ -67,6 +68,8 @@ class Formula:
 
     def start_office(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Begin an element of Office, which may say something of the element around it."""
+        if tag in ("strike", "dstrike") and attributes.get("val") not in _OFF:  # of a run, in its unseen properties
+            self._open[-1].values["struck"] = tag
         self.start(tag, attributes.get("val") if tag in _OFFICE_VALUES else None)
 
     def set(self, name: str, value: str) -> None:
@@ -252,6 +255,15 @@ def _accent(element: _Element) -> str:
     return _child(element, 0, "e") + element.values.get("chr", _ACCENTS.get(element.tag, ""))
 
 
+def _run(element: _Element) -> str:
+    return "" if "struck" in element.values else _row(element)
+
+
+def _phantom(element: _Element) -> str:
+    """Return what may be there only for its size."""
+    return "" if element.values.get("show") in _OFF else _row(element)
+
+
 def _shown_first(element: _Element) -> str:
     return element.pieces[0].text if element.pieces else ""
 
@@ -278,5 +290,7 @@ _RULES: dict[str, Callable[[_Element], str]] = {
     "nary": _sum,
     "func": _function,
     "sPre": _before,
+    "r": _run,
+    "phant": _phantom,
     "semantics": _shown_first,
 }

@@ -10,11 +10,22 @@ _ROMAN |= {9: "ix", 5: "v", 4: "iv", 1: "i"}
 _STYLE = re.compile(r"list-style(?:-type)?\s*:\s*([a-z-]+)")
 STYLES = {"lower-alpha": "a", "lower-latin": "a", "upper-alpha": "A", "upper-latin": "A"}
 STYLES |= {"lower-roman": "i", "upper-roman": "I", "decimal": "1", "decimal-leading-zero": "01"}
+STYLES |= {"lower-greek": "α", "cjk-ideographic": "一", "simp-chinese-informal": "一", "cjk-heavenly-stem": "甲"}
 """How CSS calls the kinds of numbers."""
 _WORDS = {
     "one": "One Two Three Four Five Six Seven Eight Nine Ten Eleven Twelve".split(),
     "first": "First Second Third Fourth Fifth Sixth Seventh Eighth Ninth Tenth Eleventh Twelfth".split(),
 }
+_SIGNS = {
+    "α": "αβγδεζηθικλμνξοπρστυφχψω",
+    "б": "абвгдежзиклмнопрстуфхцчшщэюя",
+    "Б": "АБВГДЕЖЗИКЛМНОПРСТУФХЦЧШЩЭЮЯ",
+    "①": "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳",
+    "ア": "アイウエオカキクケコサシスセソタチツテトナニヌネノハヒフヘホマミムメモヤユヨラリルレロワヲン",
+    "甲": "甲乙丙丁戊己庚辛壬癸",
+    "가": "가나다라마바사아자차카타파하",
+}
+_DIGITS = "〇一二三四五六七八九"
 _LARGEST = 1_000_000
 """Greatest number of an item that is believed."""
 
@@ -36,10 +47,16 @@ def whole(text: str | None, otherwise: int) -> int:
 def written(number: int, kind: str) -> str:
     """Return a number as a list shows it.
 
-    kind: `a`, `A`, `i`, `I`, `01`, `1st`, `one`, `first`, an empty text for no number, or any other for digits.
+    kind: `a`, `A`, `i`, `I`, `01`, `1st`, `one`, `first`, `一` or a key of _SIGNS; an empty text for no number, or any
+    other for digits.
     """
     if kind == "01":
         return f"{number:02}"
+    if 0 < number <= len(signs := _SIGNS.get(kind, "")):
+        return signs[number - 1]
+    if kind == "一" and 0 < number < 100:
+        tens, ones = divmod(number, 10)
+        return (_DIGITS[tens] if tens > 1 else "") + ("十" if tens else "") + (_DIGITS[ones] if ones else "")
     if kind in _WORDS and 0 < number <= len(_WORDS[kind]):
         return _WORDS[kind][number - 1]
     if kind in ("1st", "first"):
@@ -85,4 +102,6 @@ class NumberedList:
         number = whole(attributes.get("value"), self._next)
         self._next = number + self._step
         style = _STYLE.search((attributes.get("style") or "").lower())
-        return "- " if self._plain or (style and style[1] == "none") else f"{written(number, self._kind)}. "
+        if self._plain or (style and style[1] == "none"):
+            return "- "
+        return f"{written(number, STYLES.get(style[1], self._kind) if style else self._kind)}. "

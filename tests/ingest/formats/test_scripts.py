@@ -186,6 +186,8 @@ OFFICE = [
     (f"<m:eqArr><m:e>{term('x&amp;=1')}</m:e><m:e>{term('y&amp;=2#(3)')}</m:e></m:eqArr>", "x=1; y=2 (3)"),
     (f"<m:f><m:num>{term(1)}</m:num><m:den>{term(2)}</m:den></m:f>{term('m')}", "1/2 m"),
     (f"<m:func><m:fName>{term('sin')}</m:fName><m:e>{term('x')}</m:e></m:func>", "sin x"),
+    (f"<m:phant>{term(5)}</m:phant><m:phant><m:phantPr><m:show m:val='0'/></m:phantPr>{term(7)}</m:phant>", "5"),
+    (f"<m:r><m:rPr><m:strike/></m:rPr><m:t>120</m:t></m:r>{term(90)}", "90"),
 ]  # fmt: skip
 
 

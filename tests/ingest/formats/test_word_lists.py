@@ -48,6 +48,8 @@ LINKED = f"<w:abstractNum w:abstractNumId='5'><w:styleLink w:val='L'/>{level(0, 
         (numbers(level(0, "cardinalText", "Part %1:"), level(1, "ordinalText", "%2:")),
          "Part One:,First:,Second:,Part Two:,First:"),
         (numbers(level(0, "decimal", "%1."), level(1, "bullet", "x"), use=f"{OVER}</w:lvlOverride>"), "(a),-,-,(b),-"),
+        (numbers(level(0, "japaneseCounting", "%1、"), level(1, "decimalEnclosedCircle", "%2")), "一、,①,②,二、,①"),
+        (numbers(level(0, "russianLower", "%1)"), level(1, "ideographTraditional", "%2.")), "а),甲.,乙.,б),甲."),
         (numbers("<w:numStyleLink w:val='L'/>", more=LINKED), "A),-,-,B),-"),
     ],
 )  # fmt: skip
