@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ragkv.ingest.formats.number_formats import NumberFormat, built_in
 from ragkv.ingest.formats.package import PartHandler
 from ragkv.ingest.formats.scripts import END, SUB, SUP, resolved
+from ragkv.ingest.formats.symbols import is_symbols, signs
 
 _SCRIPTS = {"superscript": SUP, "subscript": SUB}
 
@@ -17,10 +18,16 @@ _ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
 
 
 class RichText(PartHandler):
-    """Collects a text in runs: what is struck out is left out, and so are readings of Japanese words (rPh)."""
+    """Collects a text in runs: what is struck out is left out, and so are readings of Japanese words (rPh).
+
+    Attributes:
+        names_fonts: Whether its runs say in which fonts they are.
+    """
 
     def __init__(self) -> None:
+        self.names_fonts = False
         self._parts: list[str] = []
+        self._font = ""
         self._inside = self._phonetic = self._struck = self._properties = False
         self._mark = ""
 
@@ -29,7 +36,9 @@ class RichText(PartHandler):
             case "t":
                 self._inside = not self._phonetic and not self._struck
             case "r":
-                self._struck, self._mark = False, ""
+                self._struck, self._mark, self._font = False, "", ""
+            case "rFont":
+                self._font, self.names_fonts = attributes.get("val", ""), True
             case "strike":
                 self._struck = attributes.get("val", "1") not in ("0", "false")
             case "vertAlign":
@@ -48,24 +57,34 @@ class RichText(PartHandler):
 
     def text(self, text: str) -> None:
         if self._inside:
+            text = signs(text, self._font) if is_symbols(self._font) else text
             self._parts.append(f"{self._mark}{text}{END}" if self._mark else text)
 
     def whole(self) -> str:
         """Return the text, and begin the next one."""
         text = unescaped(resolved("".join(self._parts)))
         self._parts.clear()
+        self.names_fonts = False
         return text
 
 
 class Strings(RichText):
-    """Collects the shared texts."""
+    """Collects the shared texts.
+
+    Attributes:
+        found: The texts.
+        lettered: Places of those whose runs say in which fonts they are.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.lettered = set[int]()
 
     def end(self, tag: str) -> None:
         if tag == "si":
+            if self.names_fonts:
+                self.lettered.add(len(self.found))
             self.found.append(self.whole())
         else:
             super().end(tag)
@@ -77,10 +96,12 @@ class CellStyle(NamedTuple):
     Attributes:
         format: How it shows its number.
         is_struck: Whether it is struck out.
+        font: The font, where it is one of signs.
     """
 
     format: NumberFormat
     is_struck: bool
+    font: str
 
 
 class CellStyles(PartHandler):
@@ -90,6 +111,7 @@ class CellStyles(PartHandler):
         self._codes: dict[int, str] = {}
         self._cells: list[tuple[int, int]] = []
         self._struck: list[bool] = []
+        self._fonts: dict[int, str] = {}
         self._inside = ""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
@@ -102,6 +124,8 @@ class CellStyles(PartHandler):
                 self._struck.append(False)
             case "strike" if self._inside == "fonts" and self._struck:
                 self._struck[-1] = attributes.get("val", "1") not in ("0", "false")
+            case "name" if self._inside == "fonts" and is_symbols(attributes.get("val", "")):
+                self._fonts[len(self._struck) - 1] = attributes.get("val", "")
             case "xf" if self._inside == "cellXfs":
                 self._cells.append((whole(attributes.get("numFmtId")), whole(attributes.get("fontId"))))
 
@@ -118,7 +142,8 @@ class CellStyles(PartHandler):
             struck = 0 <= font < len(self._struck) and self._struck[font]
             if number not in formats:
                 formats[number] = NumberFormat("" if code.lower() == "general" else code)
-            styles.append(CellStyle(formats[number], struck) if code or struck else None)
+            signs_of = self._fonts.get(font, "")
+            styles.append(CellStyle(formats[number], struck, signs_of) if code or struck or signs_of else None)
         return styles
 
 

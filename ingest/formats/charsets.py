@@ -63,6 +63,8 @@ _EURO = str.maketrans("¤", "€")
 _FOREIGN_SHARE = 0.4
 _NO_CHANCE = 2
 """Bytes of UTF-8 beyond one a character, from which on no text in a set of single bytes is UTF-8 by chance."""
+_LEAST_WIDE = 20
+"""Bytes of a text in UTF-16 without a mark, at least."""
 _DAMAGE = 2
 """Most characters that do not fit a label before it may be wrong, rather than the text damaged."""
 
@@ -139,8 +141,8 @@ def decode_plain(data: bytes, advice: str) -> tuple[str, str]:
     Raises:
         InvalidDocument: It is in another one, or no text.
     """
-    for mark, name in BOMS:
-        if data.startswith(mark):
+    for mark, name in (*BOMS, (b"", _wide(data))):
+        if data.startswith(mark) and name:
             text, name = data.removeprefix(mark).decode(name, errors="replace"), name[:6].rstrip("-")
             break
     else:
@@ -155,6 +157,16 @@ def decode_plain(data: bytes, advice: str) -> tuple[str, str]:
             text, name = str(japanese), "iso-2022-jp"
     check_text(text)
     return _checked(text, name).replace("\r\n", "\n").replace("\r", "\n"), name
+
+
+def _wide(data: bytes) -> str:
+    """Return the form of UTF-16 in which a text without a mark is; empty for none. Most of its letters are Latin."""
+    if b"\0" not in data or len(data) < _LEAST_WIDE:
+        return ""
+    for name, high, low in (("utf-16-le", data[1::2], data[::2]), ("utf-16-be", data[::2], data[1::2])):
+        if 2 * high.count(0) > len(high) and 0 not in low:
+            return name
+    return ""
 
 
 def _found(data: bytes) -> tuple[str, str] | None:

@@ -70,9 +70,21 @@ def _delimiter(text: str) -> str:
     return best
 
 
+def _is_strict(text: str, delimiter: str) -> bool:
+    """Whether quotation marks are doubled inside of quotations; databases write a backslash before them instead."""
+    try:
+        for _ in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True):
+            pass
+    except csv.Error:
+        return False
+    return True
+
+
 def _rows(text: str, delimiter: str) -> Iterator[SheetRow]:
     """Yield the rows that are not empty, with stripped cells. Raises InvalidDocument."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True)
+    if '\\"' in text and not _is_strict(text, delimiter):
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, escapechar="\\", skipinitialspace=True)
     line, is_apart, is_spelled = 1, False, '="' in text
     while True:
         try:

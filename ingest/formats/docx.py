@@ -235,9 +235,8 @@ class _Body(PartHandler):
             self._fields.append(Field())
         elif mark == "separate" and self._fields:
             self._fields[-1].has_code = True
-        elif mark == "end" and self._fields:
-            if (text := self._fields.pop().text()) and not self._run.is_hidden:
-                self._write(text)
+        elif mark == "end" and self._fields and (text := self._fields.pop().text()) and not self._run.is_hidden:
+            self._write(text)
 
     def _start_table(self, tag: str, attributes: Mapping[str, str]) -> None:
         value = attributes.get("val", "")

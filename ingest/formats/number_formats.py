@@ -151,7 +151,7 @@ def _digits(section: Section, number: float) -> str:
         return _fraction(section, value)
     decimals = section.decimals or ""
     if section.exponent:
-        return f"{value:.{len(decimals)}E}"
+        return _scientific(section, value, len(decimals))
     if abs(value) >= _GREATEST:
         return f"{number:.15g}"
     rounded = f"{value.quantize(Decimal(1).scaleb(-len(decimals)), ROUND_HALF_UP):f}"
@@ -164,6 +164,13 @@ def _digits(section: Section, number: float) -> str:
     if not whole and not part and section.whole.strip("?"):
         whole = "0"
     return f"{whole}{'.' if part else ''}{part}"
+
+
+def _scientific(section: Section, value: Decimal, decimals: int) -> str:
+    """Return a number with an exponent of as many digits as the format has: `1.23E+06`."""
+    digits, _, exponent = f"{value:.{decimals}E}".partition("E")
+    sign = exponent[0] if exponent[0] == "-" or section.has_plus else ""
+    return f"{digits}E{sign}{exponent[1:].zfill(len(section.exponent))}"
 
 
 def _plain(section: Section, number: float) -> str:
@@ -214,7 +221,9 @@ def _moment(section: Section, number: float, epoch: datetime) -> str:
         return _elapsed(section, number)
     if not 0 <= number < _LATEST:
         return f"{number:.15g}"
-    if number < _MONTH and "h" in dates and _DAYS.match(dates):
+    if number < _MONTH and (
+        ("h" in dates and _DAYS.match(dates)) or (dates == "d" and any(map(str.isalpha, section.behind)))
+    ):
         return _elapsed(section, number)
     has_time = "h" in dates or "s" in dates
     has_date = "y" in dates or "d" in dates or "e" in dates or not has_time

@@ -29,6 +29,7 @@ class Section:
         percents, thousands: How often the number is taken times 100 and divided by 1000.
         condition: Which numbers it is for, if it says so.
         has_text: Whether it is for text, too.
+        has_plus: Whether it shows the sign of an exponent that is not negative.
         is_simple: Whether its digits are nothing but a number of zeros.
     """
 
@@ -40,7 +41,7 @@ class Section:
         self.spans: list[str] = []
         self.parts = self.percents = self.thousands = 0
         self.condition: tuple[str, float] | None = None
-        self.has_text = self.is_simple = False
+        self.has_text = self.has_plus = self.is_simple = False
 
 
 def split_format(code: str) -> Iterator[str]:
@@ -69,7 +70,7 @@ def read_section(code: str) -> Section:
             _hold(section, holders, words, digits)
             digits = True
         elif exponent:
-            section.exponent = "0"
+            section.exponent, section.has_plus = "0", exponent[1] == "+"
         elif general:
             section.kind, section.before, words = "general", "".join(words), []
         elif letters and not digits:
@@ -142,7 +143,8 @@ def _finish(section: Section, words: str, digits: bool) -> None:
     if section.kind == "text" and not section.has_text:
         section.before, section.kind = section.before + words, "text" if (section.before + words) else "hidden"
     else:
-        section.behind = words
+        is_even = section.decimals == "" and words[:1] in ("-", "–", "—")  # a price: `5.-`
+        section.behind = f".{words}" if is_even else words
     if not any(section.blanks[1::2]):
         section.blanks = []
     scaled = section.percents or section.thousands or section.exponent or section.divisor or section.blanks

@@ -1,12 +1,10 @@
 """Rows of a spreadsheet to paragraphs: each cell is a line that starts with the name of its column.
 
-    Staff list of 2026                  a title
-                              →
+    Staff list of 2026        →         a title
     Name     Town                       Name: Vala
     Vala     Orrin                      Town: Orrin
 
-The names are found below titles and comments. A second table, below an empty row or beside the first (sheet_rows.py),
-has names of its own.
+The names are found below titles and comments. A second table, below an empty row or beside (sheet_rows.py), has its own.
 """
 
 from __future__ import annotations
@@ -93,8 +91,9 @@ class Records:
         self._close_table()
 
     def _close_table(self) -> None:
-        """Write the names of the last table where they name nothing, for they are text, too."""
-        if self._names and not self._above and (self.count or not self._single):
+        """Write the names of the last table where most of them name nothing, for they are text, too."""
+        named = sum(any(at in row.cells for row in self._above) for at in self._names or ())
+        if self._names and 2 * named < len(self._names) and (self.count or not self._single):
             self._write_title(SheetRow(self._names))
 
     def _open_table(self, ahead: Sequence[SheetRow]) -> int:
@@ -162,12 +161,15 @@ def _first_header(ahead: Sequence[SheetRow], single: bool) -> int | None:
     """Return which row names the columns of the first table; None where the rows name none."""
     for at, row in enumerate(ahead):
         following = ahead[at + 1] if at + 1 < len(ahead) else None
-        if _is_comment(row.cells) and following is not None and len(row.cells) != len(following.cells):
+        if following is not None and _is_comment(row.cells) and _is_named_below(row, following):
             continue
         if row.is_single:
             if single and not any(_is_names(ahead, later) for later in range(at + 1, len(ahead))):
                 return at if _names(row) else None
             continue
+        is_years = row.repeated and following is not None and all(map(YEAR.fullmatch, row.cells.values()))
+        if is_years and following is not None and _is_second(row, following):
+            return at
         if not _names(row) or (at and form_length(list(islice(ahead, at, None)))):
             return None
         later = range(at + 1, len(ahead))
@@ -187,8 +189,10 @@ def _is_names(ahead: Sequence[SheetRow], at: int) -> bool:
 
 def _is_title(row: SheetRow, following: SheetRow, alone: bool, more: bool) -> bool:
     """Whether a row is a title above the names of columns, and not these names themselves."""
-    has_names = not any(is_value(cell) and not YEAR.fullmatch(cell) for cell in following.cells.values())
-    if not more or len(following.cells) < 2 or not has_names or 0 not in row.cells:
+    below = following.cells.values()
+    has_names = not any(is_value(cell) and not YEAR.fullmatch(cell) for cell in below)
+    is_names = name_columns(row.cells.values()) and not name_columns(below)
+    if is_names or not more or len(below) < 2 or not has_names or 0 not in row.cells:
         return False
     if following.is_apart and alone and (row.cells.keys() != following.cells.keys() or not row.is_text):
         return True
@@ -245,7 +249,7 @@ def _goes_on(row: SheetRow, below: Sequence[SheetRow], header: SheetRow, above: 
     return name_columns(header.cells.values()) and not name_columns(row.cells.values())
 
 
-def _kind(cell: str) -> tuple[bool, bool, bool, bool]:
+def _kind(cell: str) -> tuple[bool, ...]:
     """Return what a text looks like: whether it has words, figures, signs of an address, and a capital."""
     return " " in cell, any(map(str.isdigit, cell)), "@" in cell or "/" in cell, cell[:1].isupper()
 
@@ -278,6 +282,13 @@ def _combined(upper: Mapping[int, str], lower: Mapping[int, str]) -> dict[int, s
 
 def _names(row: SheetRow) -> list[str]:
     return column_names(list(row.cells.values()))
+
+
+def _is_named_below(comment: SheetRow, following: SheetRow) -> bool:
+    """Whether the row below a comment names the columns, and not the comment: `# made in 2026, by Timo`."""
+    cells, below = comment.cells.values(), following.cells.values()
+    is_sentence = comment.cells[0][1:2] == " " and not name_columns(cells) and name_columns(below)
+    return len(cells) != len(below) or is_sentence
 
 
 def _is_comment(cells: Mapping[int, str]) -> bool:

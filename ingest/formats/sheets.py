@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from ragkv.ingest.formats.cell_styles import CellStyle, RichText, unescaped, whole
+from ragkv.ingest.formats.cell_styles import CellStyle, RichText, Strings, unescaped, whole
 from ragkv.ingest.formats.package import PartHandler
+from ragkv.ingest.formats.shared_formulas import SharedFormulas
 from ragkv.ingest.formats.sheet_rows import SheetRow
+from ragkv.ingest.formats.symbols import signs
 
 MOST_COLUMNS = 16_384
 MOST_REPEATED = 64
@@ -34,7 +36,7 @@ class Values:
         unresolved: How many formulas have no result.
     """
 
-    def __init__(self, strings: list[str], styles: list[CellStyle | None], epoch: datetime, is_uncounted: bool = False):
+    def __init__(self, strings: Strings, styles: list[CellStyle | None], epoch: datetime, is_uncounted: bool = False):
         """is_uncounted: Whether a formula whose result is 0 may be one that was never calculated."""
         self.unresolved = 0
         self._strings, self._styles, self._epoch = strings, styles, epoch
@@ -72,9 +74,15 @@ class Values:
             return f"{number:.15g}" if shown is None else shown.format.shown(number, self._epoch)
         if kind == "s":
             place = whole(content)
-            content = self._strings[place] if 0 <= place < len(self._strings) else ""
+            texts = self._strings.found
+            content = texts[place] if 0 <= place < len(texts) else ""
+            if shown is not None and shown.font and place not in self._strings.lettered:
+                content = signs(content, shown.font)
         elif kind == "str":
             content = unescaped(content)
+            content = signs(content, shown.font) if shown is not None and shown.font else content
+        elif kind == "inlineStr" and shown is not None and shown.font:
+            content = signs(content, shown.font)
         elif kind == "d":
             content = _NO_TIME.sub("", content).replace("T", " ")
         return content if shown is None else shown.format.text(content)
@@ -91,6 +99,7 @@ class Sheet(PartHandler):
         self._kind, self._style, self._last_style = "n", 0, 0
         self._content: list[str] = []
         self._formula: list[str] | None = None
+        self._shared, self._index = SharedFormulas(), ""
         self._rich = RichText()
         self._narrow, self._is_narrow = bytearray(MOST_COLUMNS), False
         self._flat = False
@@ -111,6 +120,7 @@ class Sheet(PartHandler):
                 self._inside = "v"
             case "f":
                 self._inside, self._formula = "f", []
+                self._index = attributes.get("si", "")
             case "row":
                 self._open_row(attributes)
             case "col" if attributes.get("hidden") in _ON or _is_nothing(attributes.get("width")):
@@ -165,7 +175,7 @@ class Sheet(PartHandler):
     def _end_cell(self) -> None:
         content = self._rich.whole() if self._kind == "inlineStr" else "".join(self._content)
         self._inside = ""
-        if self._formula is None or not (value := self._values.formula("".join(self._formula), content, self._kind)):
+        if self._formula is None or not (value := self._values.formula(self._whole_formula(), content, self._kind)):
             value = self._values.read(content, self._kind, self._style)
         self._kind = "n"
         if "\n" in value or "\r" in value:
@@ -173,6 +183,11 @@ class Sheet(PartHandler):
         if value := value.strip():
             self._row[min(self._column, MOST_COLUMNS - 1)] = value
             self._last_style = self._style
+
+    def _whole_formula(self) -> str:
+        """Return the formula of the cell, which may be that of another one."""
+        formula = "".join(self._formula or ())
+        return self._shared.formula(self._index, formula, self._number, self._column) if self._index else formula
 
     def _merge(self, reference: str) -> None:
         """Note a merged cell by its first row: (first column, last column, last row)."""

@@ -50,7 +50,7 @@ def _parse(package: Package, limit: int) -> Parsed:
     strings, styles = Strings(), CellStyles()
     package.read(str(folder / "sharedStrings.xml"), strings)
     package.read(str(folder / "styles.xml"), styles)
-    values = Values(strings.found, styles.whole(), workbook.epoch, workbook.is_uncounted)
+    values = Values(strings, styles.whole(), workbook.epoch, workbook.is_uncounted)
     texts = list[str]()
     for name, link in workbook.sheets:
         sheet = Sheet(values)

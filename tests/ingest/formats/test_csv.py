@@ -53,6 +53,27 @@ def test_a_first_row_that_names_nothing_is_a_row(first: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("# made in 2026, by Timo\nName,Town\nVala,Orrin\nTimo,Lume\n",
+         "# made in 2026 | by Timo\n\nName: Vala\nTown: Orrin\n\nName: Timo\nTown: Lume"),
+        ("Name,Town\nVala,Orrin,east\nTimo\n", "Name: Vala\nTown: Orrin\ncolumn 3: east\n\nName: Timo"),
+        ("p,q\nx,y,z\nw\n", "p | q\n\nx: w\n\nx | y | z"),
+        ('Name,Said\nVala,"a \\"b\\", c"\n', 'Name: Vala\nSaid: a "b", c'),
+        ('Name,Path\nVala,"a\\"\n', "Name: Vala\nPath: a\\"),
+    ],
+)  # fmt: skip
+def test_comments_short_names_and_quotation_marks(data: str, text: str) -> None:
+    assert parse(data.encode(), LIMIT).text == text
+
+
+def test_a_file_in_utf_16_needs_no_mark() -> None:
+    for codec in ("utf-16-le", "utf-16-be"):
+        parsed = parse("Name\tTown\nJürgen\tKöln\n".encode(codec), LIMIT)
+        assert (parsed.text, parsed.metadata["encoding"]) == ("Name: Jürgen\nTown: Köln", "utf-16")
+
+
+@pytest.mark.parametrize(
     ("data", "said"),
     [
         (b"a,b\n1,2\nx,\"open\n\n", "line 3 .to 4.: unexpected end of data"),

@@ -55,7 +55,10 @@ FORMATS = [
     ("000-00-0000", 12345678, "012-34-5678"),
     ("(000) 000-0000", 1234567890, "(123) 456-7890"),
     ('0.0,,"M"', 1234567, "1.2M"),
-    ("0.00E+00", 12345, "1.23E+4"),
+    ("0.00E+00", 12345, "1.23E+04"),
+    ("0.0E-0", 12345, "1.2E4"),
+    ('d" days"', 3, "3 days"),
+    ('"CHF "#,##0.-', 1250, "CHF 1250.-"),
     ("d. mmmm yyyy", 36283, "1999-05-03"),
     ("yyyy-mm-dd hh:mm", 36283.5, "1999-05-03 12:00:00"),
     ("dd/mm/yyyy", 1, "1900-01-01"),
@@ -393,3 +396,29 @@ def test_the_time_grows_with_the_sheet() -> None:
 
     assert grows_linearly(read, lambda n: row("a", "b", "c", "d") * n, 2000)
     assert grows_linearly(lambda table: csv.parse(table.encode(), 1 << 30), lambda n: "# a\n\n" * n + "b\n1\n", 5000)
+
+
+def test_a_formula_that_cells_share_is_that_of_each_cell() -> None:
+    made = '<row r="1"><c r="A1"><v>5</v></c><c r="C1"><f t="shared" si="0">A1*$D$1+LOG10(B1)&amp;"A1"</f></c></row>'
+    made += '<row r="2"><c r="D2"><f t="shared" si="0"/></c></row>'
+    assert '=A1*$D$1+LOG10(B1)&"A1"' in text(made)
+    assert '=B2*$D$1+LOG10(C2)&"A1"' in text(made)
+
+
+def test_letters_in_a_font_of_signs_are_signs() -> None:
+    fonts = '<fonts><font/><font><name val="Wingdings"/></font></fonts><cellXfs><xf/><xf fontId="1"/></cellXfs>'
+    rich = '<r><rPr><rFont val="Symbol"/></rPr><t>£</t></r><r><rPr><rFont val="Arial"/></rPr><t> 5</t></r>'
+    rows = (
+        row("Limit", "Done")
+        + f"<row>{cell(0, kind='s')}{cell('þ', 1)}</row><row>{cell(1, 1, 's')}{cell(0, 1, 's')}</row>"
+    )
+    made = xlsx.parse(workbook({"S": rows}, strings=[rich, "<t>o</t>"], styles=fonts), LIMIT).text
+    assert made.endswith("Limit: ≤ 5\nDone: [x]\n\nLimit: [ ]\nDone: ≤ 5")
+
+
+def test_years_over_two_columns_each_join_the_names_below() -> None:
+    rows = '<row r="1"><c r="B1"><v>2025</v></c><c r="D1"><v>2026</v></c></row>'
+    rows += row("Site", "plan", "real", "plan", "real", more=' r="2"') + row("Orrin", 1, 2, 3, 4, more=' r="3"')
+    assert text(rows, after=merged("B1:C1", "D1:E1")) == (
+        "Site: Orrin\n2025 plan: 1\n2025 real: 2\n2026 plan: 3\n2026 real: 4"
+    )
