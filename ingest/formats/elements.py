@@ -14,7 +14,7 @@ MAIN, BODY, AROUND = "main", "body", "around"
 Attributes = Mapping[str, str | None]
 _UNSEEN = {
     *("audio", "button", "canvas", "datalist", "embed", "head", "iframe", "map", "noscript", "object", "script"),
-    *("select", "style", "svg", "template", "textarea", "title", "video"),
+    *("style", "svg", "template", "title", "video"),
     *("s", "strike", "del", "rt", "rp", "rtc"),  # what was struck out; how words are pronounced
     "epub:default",  # what stands for MathML where that cannot be shown
 }
@@ -29,7 +29,7 @@ _AROUND_TAGS = {"nav", "search"}
 _AROUND_PAGE = {"header", "footer", "aside"}
 """Tags that are `around` the page. Inside `main` they are content: the head of an article, a note."""
 _AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
-_HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden|\bline-through\b)", re.IGNORECASE)
+_HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|\bline-through\b)", re.IGNORECASE)
 _SIZELESS = re.compile(
     r"(?<![\w-])(?:max-)?(?:height|width)\s*:\s*0(?:px)?\s*;(?:[^;]*;){0,9}?\s*overflow\s*:\s*hidden", re.IGNORECASE
 )
@@ -39,9 +39,13 @@ _SECTIONS = {"section", "aside", "blockquote", "td", "figure", "details"}
 """Elements whose head, foot and notes are theirs and not those of the page."""
 _LINE_STYLE = re.compile(r"(?<![\w-])display\s*:\s*(?:block|flex|grid|table|list-item)\b", re.IGNORECASE)
 _FONT = re.compile(r"(?<![\w-])font(?:-family\s*:\s*([^;]{1,100})|\s*:[^;]*?([\"'][^\"';]{1,100}[\"']))", re.IGNORECASE)
-_RAISING = re.compile(r"vertical-align\s*:\s*(super|sub)\b", re.IGNORECASE)
+_BOXES = {"checkbox": ("[ ] ", "[x] "), "radio": ("( ) ", "(x) ")}
+"""What stands for a box that can be ticked: empty, and ticked."""
+_TEXTS = {"text", "number", "date", "time", "datetime-local", "month", "email", "tel", "url"}
+_CELLS = {"cell", "gridcell", "columnheader", "rowheader"}
+_RAISING = re.compile(r"(?:vertical-align|font-variant-position)\s*:\s*(super|sub)\b", re.IGNORECASE)
 _MOVED = re.compile(
-    r"(?:vertical-align|(?<![\w-])top)\s*:\s*(-?)(?:(?:0?\.[2-9]\d*|[1-9](?:\.\d+)?)(?:em|ex|px|pt)|[2-9]\d%)",
+    r"(?:vertical-align|(?<![\w-])(?:top|bottom))\s*:\s*(-?)(?:text-top|(?:0?\.[2-9]\d*|[1-9](?:\.\d+)?)(?:em|ex|px|pt)|[2-9]\d%)",
     re.IGNORECASE,
 )
 """Small letters that are moved above or below the line by a length."""
@@ -80,7 +84,7 @@ def _moved(style: str) -> str:
     if "font-size" not in style or (moved := _MOVED.search(style)) is None:
         return ""
     is_top = moved[0].lower().startswith("top")
-    if is_top and "relative" not in style:
+    if not moved[0].lower().startswith("vert") and "relative" not in style:
         return ""
     return scripts.SUB if bool(moved[1]) != is_top else scripts.SUP
 
@@ -107,8 +111,19 @@ def _leads_into(node: LexborNode | None) -> bool:
 
 
 def is_line(attributes: Attributes) -> bool:
-    """Whether an element of a line is shown as a line of its own."""
-    return "display" in (style := attributes.get("style") or "") and _LINE_STYLE.search(style) is not None
+    """Whether an element of a line is shown as a line of its own, or is a cell of a table that has no tags."""
+    if attributes.get("role") in _CELLS:
+        return True
+    style = attributes.get("style") or ""
+    return "display" in style and "float" not in style and _LINE_STYLE.search(style) is not None
+
+
+def filled_in(attributes: Attributes) -> str:
+    """Return what a field of a form (`input`) shows: a box or a text; empty for buttons and passwords."""
+    kind = (attributes.get("type") or "text").strip().lower()
+    if box := _BOXES.get(kind):
+        return f" {box['checked' in attributes]}"
+    return f" {attributes.get('value') or ''} " if kind in _TEXTS else ""
 
 
 def font_of(tag: str, attributes: Attributes, outside: str) -> str:
@@ -122,7 +137,7 @@ def font_of(tag: str, attributes: Attributes, outside: str) -> str:
 
 def is_unseen(tag: str, attributes: Attributes) -> bool:
     if not attributes:
-        return tag in _UNSEEN or tag == "dialog"
+        return tag in _UNSEEN or tag in ("dialog", "option")
     if _FORMULA_OF_SCRIPT in (attributes.get("class") or ""):
         return False
     return (
@@ -131,6 +146,7 @@ def is_unseen(tag: str, attributes: Attributes) -> bool:
         or ("epub:type" in attributes and attributes["epub:type"] in _PAGE_NUMBERS)
         or ("role" in attributes and attributes["role"] in _PAGE_NUMBERS)
         or (tag == "dialog" and "open" not in attributes)
+        or (tag == "option" and "selected" not in attributes)
         # Icons and anchors. A page that was saved with an open dialog may have it on all other blocks.
         or (attributes.get("aria-hidden") == "true" and tag not in BLOCKS)
         or ("style" in attributes and _hides(attributes["style"] or ""))

@@ -23,6 +23,11 @@ from ragkv.ingest.formats.page_source import decode, html_of
 _KINDS = {"application/xhtml+xml", "text/html"}
 _LINK = re.compile(r"<link\b[^<>]{0,500}>", re.IGNORECASE)
 _HREF = re.compile(r"""\bhref\s?=\s?["']([^"'#?]{1,300})""", re.IGNORECASE)
+_IMPORT = re.compile(r"""@import\s{1,9}(?:url\(\s{0,9})?["']?([^"')\s;]{1,300})["')]""", re.IGNORECASE)
+_LONGEST_SHEET = 1 << 20
+"""Characters of a style sheet with those that it imports."""
+_MOST_IMPORTED = 8
+"""Style sheets that a style sheet names, and those in each other."""
 _BETWEEN = "\n\n"
 
 
@@ -72,12 +77,17 @@ class _Styles:
         """Return the style sheets that the chapter of this name links to."""
         head, folder = source[: source.find("<body")], name.rpartition("/")[0]
         links = (_HREF.search(link) for link in _LINK.findall(head) if "stylesheet" in link and "alternate" not in link)
-        return [self._sheet(target_of(folder, unquote(link[1]))) for link in links if link]
+        return [self._sheet(target_of(folder, unquote(link[1])), 0) for link in links if link]
 
-    def _sheet(self, name: str) -> str:
+    def _sheet(self, name: str, depth: int) -> str:
+        """Return a style sheet behind those that it imports."""
         if name not in self._sheets:
-            known = name in self._package.names
-            self._sheets[name] = self._package.bytes_of(name).decode(errors="replace") if known else ""
+            self._sheets[name] = ""  # what imports itself has no more
+            own = self._package.bytes_of(name).decode(errors="replace") if name in self._package.names else ""
+            others = _IMPORT.findall(own)[:_MOST_IMPORTED] if "@import" in own and depth < _MOST_IMPORTED else ()
+            folder = name.rpartition("/")[0]
+            whole = "\n".join([*(self._sheet(target_of(folder, unquote(other)), depth + 1) for other in others), own])
+            self._sheets[name] = whole[:_LONGEST_SHEET]
         return self._sheets[name]
 
 

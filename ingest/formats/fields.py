@@ -20,7 +20,9 @@ _LONGEST = 4000
 """Characters of a field that are read."""
 _EQUATION = re.compile(r"\s*EQ\s", re.IGNORECASE)
 _SYMBOL = re.compile(r"\s*SYMBOL\s+(0x[0-9A-F]{1,4}|\d{1,5})(?:[^\\]*+\\f\s{0,9}\"?([\w ]{1,40}))?", re.IGNORECASE)
-_PIECE = re.compile(r"\\([a-z]{1,2})((?:[ ]?\\(?:bc\\.|[a-z]{2}(?:[ ]?\d{1,4})?)){0,8}+)[ ]{0,9}+(?=[(\\])|\\?(.)", re.DOTALL)
+_PIECE = re.compile(
+    r"\\([a-z]{1,2})((?:[ ]?\\(?:bc\\.|[a-z]{2}(?:[ ]?\d{1,4})?)){0,8}+)[ ]{0,9}+(?=[(\\])|\\?(.)", re.DOTALL
+)
 _STYLE = re.compile(r"\\\*\s{0,9}(?:\"[^\"]{0,99}\"|\w{1,40})")
 """How all of it is set, which says nothing of what it is."""
 _PARTS = {"f": ("f", "num", "den"), "r": ("rad", "deg", "e"), "i": ("nary", "sub", "sup", "e")}

@@ -31,6 +31,7 @@ from ragkv.ingest.formats.elements import (
     BODY,
     MAIN,
     Attributes,
+    filled_in,
     font_of,
     is_anchor,
     is_line,
@@ -39,7 +40,16 @@ from ragkv.ingest.formats.elements import (
     script,
 )
 from ragkv.ingest.formats.numbering import NumberedList, span_of
-from ragkv.ingest.formats.page_source import MOST_NESTED, decode, html_of, is_nested, is_xhtml, styles_of
+from ragkv.ingest.formats.page_source import (
+    MOST_NESTED,
+    decode,
+    html_of,
+    is_for_screen,
+    is_nested,
+    is_xhtml,
+    styles_of,
+    unprefixed,
+)
 from ragkv.ingest.formats.symbols import signs
 
 if TYPE_CHECKING:
@@ -58,8 +68,6 @@ _SHAPED = {"table", "tr", "td", "th", "ol", "ul", "menu", "li", "pre", *_HEADING
 """Blocks that are more than paragraphs."""
 _INLINE = {"a", "sup", "sub", "img", "input", "font"}
 """Elements inside of blocks that are more than their text."""
-_BOXES = {"checkbox": ("[ ] ", "[x] "), "radio": ("( ) ", "(x) ")}
-"""What stands for a box that can be ticked: empty, and ticked."""
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -80,13 +88,14 @@ def parse_text(source: str, limit: int, place: str = BODY, linked: Sequence[str]
     Raises:
         TooLarge: See `parse`.
     """
+    source = unprefixed(source)
     if is_nested(source):
         raise TooLarge(f"over {MOST_NESTED} of its elements are open at the same time")
     try:
         tree = LexborHTMLParser(source)
     except SelectolaxError:
         raise MemoryError from None  # any text is a page, so only memory can be missing
-    sheets = [*linked, *(node.text() for node in tree.css("style"))]
+    sheets = [*linked, *(node.text() for node in tree.css("style") if is_for_screen(node.attributes))]
     page = _Page(limit, place, styles_of(sheets, tree.root.attributes if tree.root is not None else {}))
     if tree.body is not None:
         _walk(page, tree.body)
@@ -145,7 +154,7 @@ class _Page:
         is_block = tag in BLOCKS
         if is_block:
             blocks.pause(verbatim=self._verbatim > 0)
-        elif tag in _INLINE or "style" in attributes:
+        elif tag in _INLINE or "style" in attributes or "role" in attributes:
             self._enter_inline(node, tag, attributes)
         place = place_of(node, tag, attributes, blocks.place)
         if place != blocks.place:
@@ -184,8 +193,7 @@ class _Page:
             if (alt := (attributes.get("alt") or "").strip()) and attributes.get("role") != "presentation":
                 blocks.write(f" {alt} ")
         elif tag == "input":
-            if box := _BOXES.get((attributes.get("type") or "").strip().lower()):
-                blocks.write(f" {box['checked' in attributes]}")
+            blocks.write(filled_in(attributes))
         elif not self._notes and (mark := script(node, tag, attributes)):
             self._path[-1] = (blocks.place, mark)
             self._notes += mark == scripts.NOTE

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 MOST_NESTED = 10_000
 """Most elements that are open at the same time. For each further one lexbor looks at all that are open."""
 _XML = re.compile(rb"<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
-_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*(?:[\"']\s*)?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
+_META = re.compile(rb"<meta\b[^>]{0,400}", re.IGNORECASE)
+_CHARSET = re.compile(rb"charset\s*=\s*(?:[\"']\s*)?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
 _TAG = re.compile(r"<(/?)([a-z][a-z0-9]{0,15})(?=[\s/>])", re.IGNORECASE)
 _LEFT_OPEN = {
     *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"),
@@ -28,8 +29,9 @@ _VOID = "area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr"
 _CLOSED = re.compile(rf"<(?!(?:{_VOID})[\s/])([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>", re.ASCII | re.IGNORECASE)
 """An element that XHTML closes at once. HTML would leave it open: a `<title/>` would swallow the page."""
 _CDATA = "<![CDATA["
-_MATHML = re.compile(r"""xmlns:([A-Za-z]\w{0,15})\s?=\s?["']http://www\.w3\.org/1998/Math/MathML["']""")
-_TELLING = ("none", "hidden", "line-through", "super", "sub", "list-style", "block", ":before", ":after")
+_PREFIX = re.compile(r"""xmlns:([A-Za-z]\w{0,15})\s?=\s?["']http://www\.w3\.org/199(?:8/Math/MathML|9/xhtml)["']""")
+_TELLING = ("none", "hidden", "collapse", "line-through", "super", "sub", "vertical-align", "list-style", "block")
+_TELLING += ("relative", ":before", ":after")
 """Words of style sheets that say more than how a page looks."""
 _XHTML = 'xmlns="http://www.w3.org/1999/xhtml"'
 _HEAD = 4096
@@ -58,12 +60,18 @@ def _decoded(data: bytes) -> tuple[str, str]:
             check_replacements(text, f"it is not text in {name}; save it as UTF-8")
             return text, ""
     head = _without_comments(data[:_HEAD])
-    found = _XML.match(head.lstrip()) or _CHARSET.search(head)
+    found = _XML.match(head.lstrip()) or next(filter(None, map(_declared, _META.finditer(head))), None)
     if found is None:
         return charsets.detect(data)
     label = found[1].decode()
     # The declaration could be read as ASCII, so the page is in no code that has two bytes for a letter.
     return charsets.decode(data, "utf-8" if charsets.name_of(label) in _CODE_POINTS else label)
+
+
+def _declared(meta: re.Match[bytes]) -> re.Match[bytes] | None:
+    """Return what a tag says of the character set. The name and the text of another one, `description`, say nothing."""
+    is_other = b"name" in meta[0] and b"http-equiv" not in meta[0].lower()
+    return None if is_other and b"content" in meta[0] else _CHARSET.search(meta[0])
 
 
 def _without_comments(head: bytes) -> bytes:
@@ -78,12 +86,22 @@ def is_xhtml(source: str) -> bool:
 
 
 def html_of(source: str) -> str:
-    """Return a page of XHTML as HTML: what is closed at once, quoted (CDATA), or MathML with a prefix."""
+    """Return a page of XHTML as HTML: what is closed at once or quoted (CDATA)."""
     if _CDATA in source:
         source = _escaped(source)
-    for prefix in set(_MATHML.findall(source)) if "1998/Math/MathML" in source else ():
-        source = source.replace(f"<{prefix}:", "<").replace(f"</{prefix}:", "</")
     return _CLOSED.sub(r"<\1\2></\1>", source)
+
+
+def unprefixed(source: str) -> str:
+    """Return a page without the prefix that its elements of HTML or MathML have."""
+    for prefix in set(_PREFIX.findall(source)) if "xmlns:" in source else ():
+        source = source.replace(f"<{prefix}:", "<").replace(f"</{prefix}:", "</")
+    return source
+
+
+def is_for_screen(attributes: Mapping[str, str | None]) -> bool:
+    """Whether a style sheet is for what is read on a screen."""
+    return (attributes.get("media") or "").strip().lower() not in ("print", "speech", "aural", "braille")
 
 
 def _escaped(source: str) -> str:

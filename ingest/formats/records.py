@@ -4,7 +4,7 @@
     Name     Town                       Name: Vala
     Vala     Orrin                      Town: Orrin
 
-The names are found below titles and comments. A second table, below an empty row or beside (sheet_rows.py), has its own.
+The names are found below titles and comments. A second table, below an empty row or beside it, has names of its own.
 """
 
 from __future__ import annotations

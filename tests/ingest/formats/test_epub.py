@@ -52,6 +52,14 @@ def test_style_sheets_of_the_book_count() -> None:
     assert parse(book, LIMIT).text == "10^6 l"
 
 
+def test_a_style_sheet_counts_that_another_one_imports() -> None:
+    link = '<head><link rel="stylesheet" href="css/a.css"/></head>'
+    chapter = f'<html>{link}<body><p>10<i class="up">6</i> l</p></body></html>'
+    first = b"@import url('../b.css'); @import \"a.css\";"
+    book = epub({"a": chapter}, **{"OPS/text/css/a.css": first, "OPS/text/b.css": b".up { vertical-align: super }"})
+    assert parse(book, LIMIT).text == "10^6 l"
+
+
 def test_the_first_title_is_that_of_the_book() -> None:
     titles, page = b"<title>The yard</title><title>A tale</title>", b'<item id="a" href="a" media-type="text/html"/>'
     data = b"<p>" + titles + page + b'<itemref idref="a"/></p>'
