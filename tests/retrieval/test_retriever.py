@@ -94,13 +94,13 @@ def test_the_chunk_with_the_answer_comes_first(catalog: Catalog, folder: Path) -
 
 
 def test_the_only_chunk_with_every_word_comes_first_although_others_are_nearer(catalog: Catalog, folder: Path) -> None:
-    class Elsewhere(WordEmbedder):
+    class Leather(WordEmbedder):
         def encode_queries(self, questions):  # type: ignore[no-untyped-def]
             return super().encode(["leather boots"] * len(questions))
 
     put(catalog, "shop", "leather boots", "leather boots with laces", "the farm lends rubber hats and also its boots")
-    assert found(Retriever(catalog, Elsewhere(), folder), "rubber boots")[0].startswith("the farm")
-    assert found(Retriever(catalog, Elsewhere(), folder), "boots")[0] == "leather boots"
+    assert found(Retriever(catalog, Leather(), folder), "rubber boots")[0].startswith("the farm")
+    assert found(Retriever(catalog, Leather(), folder), "boots")[0] == "leather boots"
 
 
 def test_questions_that_are_embedded_ahead_find_the_same_and_are_embedded_once(catalog: Catalog, folder: Path) -> None:
