@@ -73,11 +73,12 @@ def _text_goes_on(bare: Sequence[str], widths: Sequence[int], fills: Sequence[bo
     width = max(widths)
     is_wide = width >= WIDE
     is_even = not is_wide and _ends(bare[-1]) and sum(fills) >= 0.8 * (len(bare) - 1)
+    is_even = is_even and (len(bare) < 3 or _pauses(bare) < len(bare))  # each line of a verse may end in a pause
     is_long = width >= _NARROW and len(bare) > 2
     for (above, below), above_width, is_full in zip(pairwise(bare), widths, fills, strict=False):
         if _keeps_apart(above, below, width):
             yield False
-        elif is_wide and is_full:
+        elif is_wide and (is_full or (_ends_in_word(above) and below[:1].isalnum())):
             yield True
         elif not (is_wide or is_even) or _ends(above):
             yield False
@@ -90,8 +91,13 @@ def _is_verse(bare: Sequence[str], width: int, filled: int) -> bool:
     """Whether lines are verse: short ones that begin with a capital each, though there is room for more."""
     if width > VERSE or len(bare) < 3 or not all(map(_begins_line, bare)):
         return False
-    paused = sum(line.rstrip(_CLOSERS)[-1:] in _PAUSES for line in bare)
+    paused = _pauses(bare)
     return (len(bare) > 3 or 2 * paused >= len(bare)) and (width <= WIDE or filled < 0.8 * (len(bare) - 1))
+
+
+def _pauses(bare: Sequence[str]) -> int:
+    """Return how many lines end in a pause."""
+    return sum(line.rstrip(_CLOSERS)[-1:] in _PAUSES for line in bare)
 
 
 def between(above: str, below: str) -> str:
@@ -99,9 +105,14 @@ def between(above: str, below: str) -> str:
     last, first = above[-1:], below[:1]
     if _is_wide(last) and _is_wide(first):
         return ""
-    if last in "-‐‑" and above[-2:-1].isalnum() and first.isalnum():
+    if _ends_in_word(above) and first.isalnum():
         return " " if below.partition(" ")[0] in _JOINING else ""
     return "" if last == "–" and above[-2:-1].isdigit() and first.isdigit() else " "
+
+
+def _ends_in_word(line: str) -> bool:
+    """Whether a line ends inside a word, behind a hyphen."""
+    return line[-1:] in "-‐‑" and line[-2:-1].isalnum()
 
 
 def _fills(above: int, below: str, width: int) -> bool:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from operator import add
 
-from ragkv.ingest.paragraphs import FULL, VERSE, WIDE_FROM, indent_of, joined, quote_of
+from ragkv.ingest.paragraphs import FULL, VERSE, WIDE, WIDE_FROM, indent_of, joined, quote_of
 
 LONGEST = 65536
 """Characters of lines that are held at once, unless they are code."""
@@ -278,8 +278,8 @@ def _begins_anew(before: str, line: str, markdown: bool, quoted: bool) -> bool:
 
     quoted: Whether lines may be quotations.
     """
-    if quoted and quote_of(line) != quote_of(before):
-        return True
+    if quoted and (quote := quote_of(line)) != quote_of(before):
+        return bool(quote) or not markdown or len(before) < WIDE or before.rstrip().endswith(_SENTENCE_ENDS)
     if markdown:
         return False
     return indent_of(line) > indent_of(before) + 1 and not _ITEM.match(before)

@@ -6,6 +6,7 @@ message that was forwarded inside another is read under a heading of its own. At
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from email.message import EmailMessage
@@ -16,7 +17,7 @@ from typing import Any, cast
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats import charsets, signed
 from ragkv.ingest.formats.base import Parsed, TextRoom, one_line, without_controls, without_headings
-from ragkv.ingest.formats.flowed import flowed
+from ragkv.ingest.formats.flowed import enriched, flowed
 from ragkv.ingest.formats.mail_headers import readable
 from ragkv.ingest.wrapping import unwrapped
 
@@ -59,7 +60,7 @@ def parse(data: bytes, limit: int) -> Parsed:
         InvalidDocument: The file is no message, or is encrypted.
         TooLarge: The text has over `limit` bytes.
     """
-    message = _message(data)
+    message = _message(data.removeprefix(codecs.BOM_UTF8))
     if not any(_header(message, name) for name in _NEEDED):
         raise InvalidDocument("it is no e-mail message: it names no sender, receiver, subject or date")
     reader = _Reader(TextRoom(limit))
@@ -175,7 +176,9 @@ def _text(part: EmailMessage, kind: str) -> tuple[str, str]:
         return html.parse_text(source, max(len(data) * 4, 1)).text, encoding
     text, encoding = charsets.decode(data, label) if label else charsets.detect(data)
     text = signed.plain_of(text.replace("\r\n", "\n").replace("\r", "\n"))
-    if str(part.get_param("format", "")).lower() == "flowed":
+    if kind in ("text/enriched", "text/richtext"):
+        whole = enriched(text)
+    elif str(part.get_param("format", "")).lower() == "flowed":
         whole = flowed(text, str(part.get_param("delsp", "")).lower() == "yes")
     else:
         whole = unwrapped(text)

@@ -1,8 +1,13 @@
-"""Messages whose lines say where they go on (`format=flowed`, RFC 3676)."""
+"""Messages whose lines say where they go on: `format=flowed` (RFC 3676), and text/enriched (RFC 1896)."""
 
 from __future__ import annotations
 
+import re
+
 from ragkv.ingest.wrapping import SIGNATURE, unwrapped
+
+_LINE_ENDS = re.compile(r"\n++")
+_MARKS = re.compile(r"<(<)|<param>[^<]{0,999}</param>|</?[a-z][a-z0-9-]{0,59}>", re.IGNORECASE)
 
 
 def flowed(text: str, delete_spaces: bool = False) -> str:
@@ -29,3 +34,9 @@ def flowed(text: str, delete_spaces: bool = False) -> str:
             out.append("".join(parts))
             parts = []
     return "\n".join([*out, "".join(parts)] if parts else out)
+
+
+def enriched(text: str) -> str:
+    """Return a message of text/enriched without its marks. One line end is a space; of several the first is none."""
+    whole = _LINE_ENDS.sub(lambda ends: ends[0][1:] or " ", text)
+    return _MARKS.sub(lambda mark: mark[1] or "", whole)

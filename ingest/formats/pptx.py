@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, TextRoom, one_line, without_controls
+from ragkv.ingest.formats.cell_styles import unescaped
 from ragkv.ingest.formats.numbering import whole, written
 from ragkv.ingest.formats.office_formulas import OfficeFormulas
 from ragkv.ingest.formats.package import LINK, Package, PartHandler, open_package
@@ -26,8 +27,10 @@ _TITLES = {"title", "ctrTitle"}
 _AROUND = {"sldNum", "dt", "ftr", "hdr", "sldImg"}
 """Kinds of placeholders that hold no content of the slide."""
 _TABLE = {"tbl", "tr", "tc"}
-_PROPERTIES = {"pPr", "buAutoNum", "rPr", "sym", "latin"}
-_NUMBERS = {"alphaLc": "a", "alphaUc": "A", "romanLc": "i", "romanUc": "I"}
+_PROPERTIES = {"pPr", "buAutoNum", "buNone", "buChar", "rPr", "defRPr", "sym", "latin"}
+_LEVELS = {f"lvl{level + 1}pPr": level for level in range(9)}
+"""Levels of the style of a shape."""
+_NUMBERS = {"alphaLc": "a", "alphaUc": "A", "romanLc": "i", "romanUc": "I", "circleNum": "①"}
 _SIGN = re.compile(r"[\uf000-\uf0ff]|(?<!\w)[\x80-\xff](?!\w)")
 """What a font of signs shows where letters have a font of their own: `a à b` is `a → b`."""
 _TITLE, _BODY = "title", "body"
@@ -108,7 +111,9 @@ class _Slide(PartHandler):
         self._formulas = OfficeFormulas()
         self._level, self._numbers = 0, dict[int, tuple[str, int]]()
         self._auto: tuple[str, int] | None = None
-        self._is_filled = False
+        self._is_filled = self._is_bulleted = False
+        self._styled: int | None = None
+        self._autos, self._struck_levels = dict[int, tuple[str, int]](), set[int]()
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if self._unseen or tag == "Fallback":  # a second copy of a shape for older programs
@@ -120,6 +125,8 @@ class _Slide(PartHandler):
             self._start_table(tag, attributes)
         elif tag in _PROPERTIES:
             self._start_property(tag, attributes)
+        elif tag in _LEVELS:
+            self._styled = _LEVELS[tag]
         else:
             self._start_text(tag, attributes)
 
@@ -136,7 +143,7 @@ class _Slide(PartHandler):
                 self._is_hidden = self._groups[-1]
             case "cNvPr" if self._is_hidden or attributes.get("hidden") in ("1", "true"):
                 self._is_hidden = True
-            case "cNvPr" if words := attributes.get("descr", "").strip():
+            case "cNvPr" if words := (attributes.get("descr") or attributes.get("title") or "").strip():
                 self.blocks.write(self._room.take(f"{words} "))
             case "ph":
                 self._begin(attributes.get("type", "body"))
@@ -145,9 +152,9 @@ class _Slide(PartHandler):
             case "p":
                 self.blocks.pause()
                 self.blocks.mark("")
-                self._level, self._auto, self._is_filled = 0, None, False
+                self._level, self._auto, self._is_filled, self._is_bulleted = 0, None, False, False
             case "r" | "fld":
-                self._mark, self._struck, self._font = "", False, ""
+                self._mark, self._struck, self._font = "", self._level in self._struck_levels, ""
             case "t":
                 self._text = True
             case "br":
@@ -159,11 +166,20 @@ class _Slide(PartHandler):
             case "pPr":
                 self._level = whole(attributes.get("lvl"), 0)
             case "buAutoNum" if self._kind not in _TITLES:
-                self._auto = attributes.get("type", ""), whole(attributes.get("startAt"), 1)
+                auto = attributes.get("type", ""), whole(attributes.get("startAt"), 1)
+                if self._styled is None:
+                    self._auto = auto
+                else:
+                    self._autos[self._styled] = auto
+            case "buNone" | "buChar":
+                self._is_bulleted = True
+            case "defRPr" if self._styled is not None and attributes.get("strike", "noStrike") != "noStrike":
+                self._struck_levels.add(self._styled)
             case "rPr":
                 raised = whole(attributes.get("baseline", "0").rstrip("%"), 0)
                 self._mark = SUP if raised > 0 else SUB if raised < 0 else ""
-                self._struck = attributes.get("strike", "noStrike") != "noStrike"
+                if strike := attributes.get("strike"):
+                    self._struck = strike != "noStrike"
             case "sym" | "latin" if is_symbols(attributes.get("typeface", "")):
                 self._font = attributes.get("typeface", "")
                 self._is_mixed = tag == "sym"
@@ -184,6 +200,8 @@ class _Slide(PartHandler):
         if self._is_filled:
             return
         self._is_filled = True
+        if not self._is_bulleted and self._kind not in _TITLES:
+            self._auto = self._auto or self._autos.get(self._level)
         for level in [level for level in self._numbers if level >= self._level + (self._auto is not None)]:
             del self._numbers[level]
         if self._auto is not None:
@@ -196,6 +214,8 @@ class _Slide(PartHandler):
         self._numbers[self._level] = (f"{kind}{start}", number)
         letters = next((style for name, style in _NUMBERS.items() if kind.startswith(name)), "1")
         text = written(number, letters)
+        if kind.endswith("Plain"):
+            return f"{text} "
         return f"({text}) " if kind.endswith("Both") else f"{text}) " if kind.endswith("ParenR") else f"{text}. "
 
     def end(self, tag: str) -> None:
@@ -210,6 +230,8 @@ class _Slide(PartHandler):
                 self.blocks.write_formula(self._room.take(formula.whole()))
             return
         match tag:
+            case "lstStyle":
+                self._styled = None
             case "tr":
                 self.blocks.close_row()
             case "tbl":
@@ -232,6 +254,8 @@ class _Slide(PartHandler):
         self._count()
         if not self._struck:
             shown = self._room.take(text)
+            if "_x" in shown:
+                shown = unescaped(shown).replace("\v", LINE if self._kind not in _TITLES else " ")
             if self._font and self._is_mixed:  # a font of signs beside one of letters
                 shown = _SIGN.sub(lambda sign: signs(sign[0], self._font), shown)
             else:
@@ -248,6 +272,8 @@ class _Slide(PartHandler):
         """End the open block. What follows is in a shape of this kind."""
         self.blocks.pause()
         self._kind = kind
-        self._numbers.clear()
+        for known in (self._numbers, self._autos, self._struck_levels):
+            known.clear()
+        self._styled = None
         self.blocks.place = _TITLE if kind in _TITLES else _BODY
         self.blocks.mark("## " if kind in _TITLES else "")

@@ -84,6 +84,8 @@ def test_what_has_breaks_of_its_own_keeps_them(name: str, markdown: bool) -> Non
         ("one line that is longer than others  \nthe next\\\nline", None),
         (f"---\ntitle: a\nlong: b\n---\n{PROSE}", f"---\ntitle: a\nlong: b\n---\n{JOINED}"),
         (f"# Title\n{PROSE}\n## Next\n{PROSE}", f"# Title\n{JOINED}\n## Next\n{JOINED}"),
+        (f"> {PROSE}", f"> {JOINED}"),
+        ("> Who built it?\nAda Maria Brook did.", None),
         ("[a]: http://tarn.example\n[b]: http://orrin.example", None),
         ("<div>\n<p>a\n</div>", None),
         ("$$\nx\n= y\n$$", None),
@@ -106,6 +108,7 @@ def test_a_break_of_markdown_is_a_space_unless_its_author_says_otherwise(text: s
         "INTRODUCTION\nThe harbour of Tarn was built by the famous engineer Ada Maria.",
         f"One line.\n-- \nVala Brook\n{PROSE}",
         "apples\npears\nplums",
+        "Orrin the grey,\nharbour of rain,\ncome the day,\ncome the grain.",
         "    It was a dark night.\n\n    Nobody was out.",
         'def upgrade() -> None:\n    """Create what is not there."""\n    _create_documents()\n    _create_chunks(1)',
         "rows = select(chunks.c.row, chunks.c.text).where(_MINE)\nmore = select(exists(select(1).select_from(chunks)))"
@@ -160,6 +163,11 @@ def test_a_word_that_is_broken_is_whole_where_the_text_has_it_so() -> None:
     both = f"{more} The ware-house."
     assert unwrapped(text.format(both)) == joined.format(both)
     assert unwrapped(text.format("\n\nThe warehouse."), markdown=True).startswith(f"{joined[:58]}warehouse, at")
+
+
+def test_a_line_that_ends_in_a_hyphen_goes_on() -> None:
+    text = "It was bought by Anne-\nMarie in the year of the great flood, when the harbour of the town was closed."
+    assert unwrapped(text) == text.replace("\n", "")
 
 
 def test_the_first_line_of_a_paragraph_may_be_indented() -> None:

@@ -79,6 +79,16 @@ def test_character_sets_are_respected(kind: bytes, body: bytes, read: str) -> No
     assert parse(HEAD + b"Content-Type: " + kind + b"\r\n\r\n" + body, LIMIT).text.endswith(read)
 
 
+def test_enriched_text_is_read_without_its_marks() -> None:
+    body = b"<bold>Price</bold>\r\n\r\n\r\nIt is <fontfamily><param>Times</param>90</fontfamily>\r\ncrowns << net"
+    parsed = parse(HEAD + b"Content-Type: text/enriched\r\n\r\n" + body, LIMIT)
+    assert parsed.text.endswith("Price\n\nIt is 90 crowns < net")
+
+
+def test_a_message_may_begin_with_a_mark_of_its_character_set() -> None:
+    assert parse(b"\xef\xbb\xbf" + HEAD + b"\r\nkept", LIMIT).text.endswith("kept")
+
+
 def test_malformed_headers_do_not_stop_the_rest() -> None:
     raw = b"From: <@@@\r\nTo: =?utf-8?q?=zz?= <\r\nDate: never\r\nSubject: =?x?b?////?=\r\n\r\nkept"
     assert parse(raw, LIMIT).text.endswith("kept")

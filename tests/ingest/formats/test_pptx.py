@@ -91,6 +91,22 @@ def test_paragraphs_have_the_numbers_that_powerpoint_shows(lines: str, shown: st
     assert parse(pptx(f"<p:sp><p:txBody>{made}</p:txBody></p:sp>"), LIMIT).text == shown
 
 
+def test_the_style_of_a_shape_numbers_and_strikes_out() -> None:
+    number, strike = "<a:buAutoNum type='arabicPlain'/>", "<a:defRPr strike='sngStrike'/>"
+    style = f"<a:lstStyle><a:lvl1pPr>{number}</a:lvl1pPr><a:lvl2pPr>{strike}</a:lvl2pPr></a:lstStyle>"
+    lines = "".join(f"<a:p><a:pPr{more}</a:pPr><a:r><a:t>{text}</a:t></a:r></a:p>" for text, more in (
+        ("one", ">"), ("two", ">"), ("old", " lvl='1'>"), ("plain", "><a:buNone/>"),
+    ))  # fmt: skip
+    made = pptx(f"<p:sp><p:txBody>{style}{lines}</p:txBody></p:sp>" + shape("next"))
+    assert parse(made, LIMIT).text == "1 one\n2 two\n\nplain\n\nnext"
+
+
+def test_an_escaped_line_end_is_one_and_a_picture_has_the_words_of_its_title() -> None:
+    picture = "<p:pic><p:nvPicPr><p:cNvPr title='Plan'/></p:nvPicPr></p:pic>"
+    assert parse(pptx(shape("Vala_x000B_Timo") + picture), LIMIT).text == "Vala\nTimo\n\nPlan"
+    assert parse(pptx(shape("Vala_x000B_Timo", kind="title")), LIMIT).title == "Vala Timo"
+
+
 def test_a_font_of_signs_beside_one_of_letters_shows_signs_alone() -> None:
     font = "<a:rPr><a:latin typeface='Arial'/><a:sym typeface='Wingdings'/></a:rPr>"
     runs = f"<a:r>{font}<a:t>more \uf0e0 done, x \xe0 déjà</a:t></a:r>"
