@@ -143,6 +143,7 @@ class _Body(PartHandler):
                     self.blocks.write(self._choices[self._chosen])
                 self._choices = None
             case "p" if not self._is_joined:
+                self._fields = [field for field in self._fields if field.has_code]
                 self._begin()
             case "txbxContent" if self._around:
                 self._paragraph, self._run, self._raised, self._is_joined = self._around.pop()
@@ -267,7 +268,10 @@ class _Body(PartHandler):
             self.blocks.write(f"[{self._note}] ")
             self._note = ""
         if self._fields:
-            self._fields[-1].is_shown |= self._fields[-1].has_code
+            if opened := next((field for field in self._fields if not field.has_code), None):
+                opened.tell(text)  # it is a part of what another field is told
+                return
+            self._fields[-1].is_shown = True
         if self._run.raised and not self._raised:
             self.blocks.write(SUP if self._run.raised == "superscript" else SUB)
             self._raised = True

@@ -25,9 +25,11 @@ HEADER_CHARACTERS = 32768
 """Most characters of a header that are read: a list of a thousand people. Its grammar is slow, at worst quadratic."""
 _PEOPLE = ("From", "To", "Cc", "Date")
 _NEEDED = ("From", "To", "Subject", "Date")
-_DECLARED = re.compile(rb"\bcharset\s{0,3}=\s{0,3}\"?([\w.:-]{1,40})", re.IGNORECASE)
+_DECLARED = re.compile(rb"\bcharset\s{0,3}=\s{0,3}[\"']?([\w.:-]{1,40})", re.IGNORECASE)
 """The character set of the first text, in which headers are that say nothing of theirs."""
 _DECLARED_WITHIN = 65536
+_SINGLE_QUOTED = re.compile(r"=\s?'([\w.:-]{1,40})'")
+"""A parameter as some programs quote it: `charset='gb2312'`."""
 _DEEPEST = 16
 """Most signed messages inside each other."""
 _STUB = 300
@@ -47,6 +49,8 @@ class _BoundedHeaders(EmailPolicy):
 
     def header_fetch_parse(self, name: str, value: str) -> Any:
         """Return the value of a header that the message has."""
+        if "='" in value and name.lower() == "content-type":
+            value = _SINGLE_QUOTED.sub(r'="\1"', value[:HEADER_CHARACTERS])
         readable_value = readable(value[:HEADER_CHARACTERS], self.declared)
         if len(value) <= HEADER_CHARACTERS:
             return super().header_fetch_parse(name, readable_value)

@@ -238,9 +238,10 @@ def _moment(section: Section, number: float, epoch: datetime) -> str:
             return f"{moment.year}-{moment.month:02}" if "m" in dates else str(moment.year)
         is_day = not (moment.hour or moment.minute or moment.second)
         return moment.date().isoformat() if is_day else f"{moment.isoformat(' ')}{part}"
+    unit = section.behind.rstrip() if any(map(str.isalpha, section.behind)) else ""
     if "h" not in dates:
-        return f"{moment:{'%M:%S' if 'm' in dates else '%S'}}{part}"
-    return f"{moment:%H:%M:%S}{part}" if "s" in dates or has_date else f"{moment:%H:%M}"
+        return f"{moment:{'%M:%S' if 'm' in dates else '%S'}}{part}{unit}"
+    return f"{moment:%H:%M:%S}{part}{unit}" if "s" in dates or has_date else f"{moment:%H:%M}{unit}"
 
 
 def _seconds(section: Section, number: float) -> tuple[int, str]:

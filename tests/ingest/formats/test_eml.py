@@ -73,6 +73,7 @@ def test_a_forwarded_message_has_its_own_heading() -> None:
         (b"text/plain; charset=nothing", "Grüße".encode(), "Grüße"),
         (b"text/plain; charset=utf-8", b"Gr\xfce" + b" and so on" * 12, "Gr\ufffde" + " and so on" * 12),
         (b"text/html; charset=iso-8859-1", b"<p>Gr\xfc\xdfe", "Grüße"),
+        (b"text/plain; charset='windows-1251'", "Привет".encode("cp1251"), "Привет"),
     ],
 )
 def test_character_sets_are_respected(kind: bytes, body: bytes, read: str) -> None:

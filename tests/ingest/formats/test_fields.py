@@ -50,6 +50,15 @@ def test_the_result_of_a_field_is_shown_and_not_its_code() -> None:
     assert text_of(f"<w:p>{field}{run(' now')}</w:p>") == "half now"
 
 
+def test_a_field_in_the_code_of_another_one_is_not_shown() -> None:
+    inner = (
+        f"{mark('begin')}<w:r><w:instrText>MERGEFIELD a</w:instrText></w:r>{mark('separate')}{run('5')}{mark('end')}"
+    )
+    outer = f"{mark('begin')}{inner}{mark('separate')}{run('yes')}{mark('end')}"
+    assert text_of(f"<w:p>{outer}{run(' now')}</w:p>") == "yes now"
+    assert text_of(f"<w:p>{mark('begin')}</w:p><w:p>{run('on')}</w:p>") == "on"
+
+
 @pytest.mark.parametrize("gone", ["<w:del/>", "<w:hidden/>"])
 def test_a_row_that_was_taken_out_or_is_hidden_is_left_out(gone: str) -> None:
     rows = table(("Name", "Town"), ("Vala", "Orrin"), ("Timo", "Lume"))
