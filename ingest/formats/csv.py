@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ragkv.errors import InvalidDocument
-from ragkv.ingest.formats.base import Parsed, TextRoom
+from ragkv.ingest.formats.base import Parsed, TextRoom, without_headings
 from ragkv.ingest.formats.charsets import decode_plain
 from ragkv.ingest.formats.records import Records
 from ragkv.ingest.formats.sheet_rows import SheetRow, filled
@@ -50,7 +50,9 @@ def parse(data: bytes, limit: int) -> Parsed:
     if not records.count:
         raise InvalidDocument("it has no rows under its header" if text.strip(" \n,;\t|") else "it is empty")
     said = {} if encoding == "utf-8" else {"encoding": encoding}
-    return Parsed("", "\n\n".join(records.paragraphs), {"format": "csv", "rows": records.count, **said})
+    return Parsed(
+        "", without_headings("\n\n".join(records.paragraphs)), {"format": "csv", "rows": records.count, **said}
+    )
 
 
 def _delimiter(text: str) -> str:

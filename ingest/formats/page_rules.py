@@ -73,7 +73,8 @@ def of_place(selectors: str, place: str) -> str:
 
 
 def _without_comments(sheet: str) -> str:
-    first, *others = sheet.split("/*")
+    """Return a style sheet without comments, and without the marks that hid it from old browsers."""
+    first, *others = sheet.replace("<!--", "").replace("-->", "").split("/*")
     return first + "".join(other.partition("*/")[2] for other in others)
 
 

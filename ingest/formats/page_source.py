@@ -30,8 +30,21 @@ _CLOSED = re.compile(rf"<(?!(?:{_VOID})[\s/])([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>"
 """An element that XHTML closes at once. HTML would leave it open: a `<title/>` would swallow the page."""
 _CDATA = "<![CDATA["
 _PREFIX = re.compile(r"""xmlns:([A-Za-z]\w{0,15})\s?=\s?["']http://www\.w3\.org/199(?:8/Math/MathML|9/xhtml)["']""")
-_TELLING = ("none", "hidden", "collapse", "line-through", "super", "sub", "vertical-align", "list-style", "block")
-_TELLING += ("relative", ":before", ":after")
+_TELLING = {
+    *(
+        "none",
+        "hidden",
+        "collapse",
+        "line-through",
+        "super",
+        "sub",
+        "vertical-align",
+        "relative",
+        "list-style",
+        "block",
+    ),
+    *(":before", ":after"),
+}
 """Words of style sheets that say more than how a page looks."""
 _XHTML = 'xmlns="http://www.w3.org/1999/xhtml"'
 _HEAD = 4096
@@ -119,7 +132,7 @@ def styles_of(sheets: Sequence[str], root: Mapping[str, str | None]) -> StyleShe
 
     Few saved pages have some; the module is imported for them.
     """
-    if not any(word in sheet for sheet in sheets for word in _TELLING):
+    if not any(word in sheet for sheet in map(str.lower, sheets) for word in _TELLING):
         return None
     from ragkv.ingest.formats.page_style import StyleSheets
 

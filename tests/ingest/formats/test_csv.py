@@ -56,7 +56,7 @@ def test_a_first_row_that_names_nothing_is_a_row(first: str) -> None:
     ("data", "text"),
     [
         ("# made in 2026, by Timo\nName,Town\nVala,Orrin\nTimo,Lume\n",
-         "# made in 2026 | by Timo\n\nName: Vala\nTown: Orrin\n\nName: Timo\nTown: Lume"),
+         "    # made in 2026 | by Timo\n\nName: Vala\nTown: Orrin\n\nName: Timo\nTown: Lume"),
         ("Name,Town\nVala,Orrin,east\nTimo\n", "Name: Vala\nTown: Orrin\ncolumn 3: east\n\nName: Timo"),
         ("p,q\nx,y,z\nw\n", "p | q\n\nx: w\n\nx | y | z"),
         ('Name,Said\nVala,"a \\"b\\", c"\n', 'Name: Vala\nSaid: a "b", c'),
