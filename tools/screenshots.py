@@ -131,7 +131,8 @@ def _relative(found: re.Match[str]) -> str:
         x, y, last = ends[-2], ends[-1], "l" if command == "M" else name
         if command == "M":
             start_x, start_y = x, y
-    return f' d="{"".join(parts)}"'
+    path = re.sub(r"(?<=\.\d) (?=\.)", "", "".join(parts))  # a second point begins another number
+    return f' d="{re.sub(r"(?<=z)m0 0$", "", path)}"'
 
 
 def _short(step: float, follows: bool) -> str:

@@ -114,7 +114,7 @@ def unprefixed(source: str) -> str:
 
 def is_for_screen(attributes: Mapping[str, str | None]) -> bool:
     """Whether a style sheet is for what is read on a screen."""
-    return (attributes.get("media") or "").strip().lower() not in ("print", "speech", "aural", "braille")
+    return (attributes.get("media") or "").strip().lower() not in ("print", "aural", "braille")
 
 
 def _escaped(source: str) -> str:

@@ -16,6 +16,10 @@ def test_a_path_is_written_in_steps_from_point_to_point() -> None:
     assert compacted(path) == '<path style="fill:#0072b2;" d="m.5-5.6 0-.4c.5 7 1.5 8 2.5 9zm3.5 9.6 1 0"/>\n'
 
 
+def test_a_path_has_no_space_before_a_point_and_no_end_that_draws_nothing() -> None:
+    assert compacted('<path d="M 1.5 0.5 L 2 0.8 Z M 1.5 0.5"/>') == '<path d="m1.5.5.5.3z"/>\n'
+
+
 def test_equal_clip_paths_are_one() -> None:
     clip = '<clipPath id="{}">\n<path d="M 0 0 L 1 1"/>\n</clipPath>\n'
     text = clip.format("clip-1") + clip.format("clip-2") + '<g clip-path="url(#clip-2)">\n</g>\n'
