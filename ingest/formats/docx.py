@@ -268,7 +268,7 @@ class _Body(PartHandler):
             self.blocks.write(f"[{self._note}] ")
             self._note = ""
         if self._fields:
-            if opened := next((field for field in self._fields if not field.has_code), None):
+            if opened := next((field for field in self._fields if field.is_told), None):
                 opened.tell(text)  # it is a part of what another field is told
                 return
             self._fields[-1].is_shown = True

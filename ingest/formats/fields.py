@@ -47,6 +47,11 @@ class Field:
         if len(self._code) < _LONGEST:
             self._code += code
 
+    @property
+    def is_told(self) -> bool:
+        """Whether its code has begun, and goes on."""
+        return bool(self._code) and not self.has_code
+
     def text(self) -> str:
         """Return what it shows without a result; empty for fields that nobody can tell it of."""
         if self.is_shown:

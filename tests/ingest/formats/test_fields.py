@@ -54,9 +54,12 @@ def test_a_field_in_the_code_of_another_one_is_not_shown() -> None:
     inner = (
         f"{mark('begin')}<w:r><w:instrText>MERGEFIELD a</w:instrText></w:r>{mark('separate')}{run('5')}{mark('end')}"
     )
-    outer = f"{mark('begin')}{inner}{mark('separate')}{run('yes')}{mark('end')}"
+    outer = (
+        f"{mark('begin')}<w:r><w:instrText>IF </w:instrText></w:r>{inner}{mark('separate')}{run('yes')}{mark('end')}"
+    )
     assert text_of(f"<w:p>{outer}{run(' now')}</w:p>") == "yes now"
-    assert text_of(f"<w:p>{mark('begin')}</w:p><w:p>{run('on')}</w:p>") == "on"
+    open_one = f"{mark('begin')}<w:r><w:instrText>IF </w:instrText></w:r>{run('5')}"
+    assert text_of(f"<w:p>{open_one}</w:p><w:p>{run('on')}</w:p>") == "on"
 
 
 @pytest.mark.parametrize("gone", ["<w:del/>", "<w:hidden/>"])
