@@ -49,7 +49,7 @@ class Field:
 
     @property
     def is_told(self) -> bool:
-        """Whether its code has begun, and goes on."""
+        """Whether it has a part of its code, and the rest follows."""
         return bool(self._code) and not self.has_code
 
     def text(self) -> str:
