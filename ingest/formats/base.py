@@ -55,6 +55,8 @@ def without_controls(text: str) -> str:
 
 def without_headings(text: str) -> str:
     """Indent the lines that look like headings, or like the beginning of code, and are none."""
+    if "#" not in text and "```" not in text and "~~~" not in text:
+        return text
     return _MARKED.sub(lambda line: f"    {line[0]}", text) if _MARKED.search(text) else text
 
 

@@ -23,7 +23,7 @@ from pathlib import PurePosixPath
 
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ragkv.ingest.formats.fields import Field
+from ragkv.ingest.formats.fields import Fields
 from ragkv.ingest.formats.numbering import span_of, whole, written
 from ragkv.ingest.formats.office_formulas import OfficeFormulas
 from ragkv.ingest.formats.package import Package, PartHandler, open_package
@@ -44,6 +44,8 @@ _TABLE = {"tbl", "tr", "tc", "trPr", "tcPr", "gridBefore", "gridSpan", "vMerge",
 _WORDS = ("descr", "alt", "title")
 """Attributes of a picture whose words stand for it."""
 _OF_PARAGRAPHS = {"outlineLvl", "numPr", "ilvl", "numId"}
+_ENDING = {"r", "pPr", "checkBox", "ddList", "p", "txbxContent", "instrText", "trPr", "tcPr", "tr", "tbl"}
+"""Elements whose end says something."""
 _PROPERTIES = {"pStyle", "rStyle", "vertAlign", "position", "strike", "dstrike", "vanish", "rFonts", *_OF_PARAGRAPHS}
 
 
@@ -93,7 +95,7 @@ class _Body(PartHandler):
         self._choices: list[str] | None = None
         self._chosen = 0
         self._in_properties = self._is_joined = self._in_cell_properties = self._is_gone = False
-        self._fields, self._is_code = list[Field](), False
+        self._fields, self._is_code = Fields(), False
         self._around: list[tuple[Style, Style, bool, bool]] = []
         self._notes: dict[tuple[str, str], str] = {}
         self._note = ""
@@ -126,6 +128,8 @@ class _Body(PartHandler):
             if (formula := self._formulas.end(tag)) and not self._run.is_hidden:
                 self.blocks.write_formula(formula.whole())
             return
+        if tag not in _ENDING:
+            return
         match tag:
             case "r":
                 if self._raised:
@@ -143,7 +147,7 @@ class _Body(PartHandler):
                     self.blocks.write(self._choices[self._chosen])
                 self._choices = None
             case "p" if not self._is_joined:
-                self._fields = [field for field in self._fields if field.has_code]
+                self._fields.end_codes()
                 self._begin()
             case "txbxContent" if self._around:
                 self._paragraph, self._run, self._raised, self._is_joined = self._around.pop()
@@ -159,8 +163,8 @@ class _Body(PartHandler):
                 self.blocks.close_table()
 
     def text(self, text: str) -> None:
-        if self._is_code and self._fields:
-            self._fields[-1].tell(text)
+        if self._is_code:
+            self._fields.tell(text)
         if not self._text or self._unseen:
             return
         if self._formulas.present is not None:
@@ -200,7 +204,8 @@ class _Body(PartHandler):
             case "instrText":
                 self._is_code = True
             case "fldChar":
-                self._mark_field(attributes.get("fldCharType", ""))
+                if text := self._fields.mark(attributes.get("fldCharType", "")):
+                    self._write(text)
             case "footnoteReference" | "endnoteReference" if "customMarkFollows" not in attributes:
                 self.blocks.write(NOTE + self._number(tag.removesuffix("Reference"), attributes.get("id", "")) + END)
             case "footnote" | "endnote":
@@ -230,15 +235,6 @@ class _Body(PartHandler):
             if self._in_properties and tag == "vanish":
                 self._is_joined |= is_on(attributes)
 
-    def _mark_field(self, mark: str) -> None:
-        """Begin a field, its result or what follows it."""
-        if mark == "begin":
-            self._fields.append(Field())
-        elif mark == "separate" and self._fields:
-            self._fields[-1].has_code = True
-        elif mark == "end" and self._fields and (text := self._fields.pop().text()) and not self._run.is_hidden:
-            self._write(text)
-
     def _start_table(self, tag: str, attributes: Mapping[str, str]) -> None:
         value = attributes.get("val", "")
         match tag:
@@ -267,11 +263,8 @@ class _Body(PartHandler):
         if self._note:
             self.blocks.write(f"[{self._note}] ")
             self._note = ""
-        if self._fields:
-            if opened := next((field for field in self._fields if field.is_told), None):
-                opened.tell(text)  # it is a part of what another field is told
-                return
-            self._fields[-1].is_shown = True
+        if self._fields.take(text) or self._run.is_hidden:
+            return
         if self._run.raised and not self._raised:
             self.blocks.write(SUP if self._run.raised == "superscript" else SUB)
             self._raised = True

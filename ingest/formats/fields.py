@@ -30,37 +30,70 @@ _PARTS = {"f": ("f", "num", "den"), "r": ("rad", "deg", "e"), "i": ("nary", "sub
 _SWITCHES = {*_PARTS, "s", "o", "b", "x", "l", "a", "d"}
 
 
-class Field:
+class Fields:
+    """The fields that are open, inside each other."""
+
+    def __init__(self) -> None:
+        self._open: list[_Field] = []
+
+    def mark(self, kind: str) -> str:
+        """Begin a field, begin its result (`separate`) or end it. Returns what one that ends shows without a result."""
+        if kind == "begin":
+            self._open.append(_Field())
+        elif kind == "separate" and self._open:
+            self._open[-1].has_code = True
+        elif kind == "end" and self._open:
+            return self._open.pop().text()
+        return ""
+
+    def tell(self, code: str) -> None:
+        """Add to the code of the innermost field."""
+        if self._open:
+            self._open[-1].tell(code)
+
+    def take(self, text: str) -> bool:
+        """Take text of a run. Returns whether it is a part of what a field is told, and not shown."""
+        for field in self._open:
+            if field.code and not field.has_code:
+                field.tell(text)
+                return True
+        for field in self._open[-1:]:
+            field.is_shown |= field.has_code
+        return False
+
+    def end_codes(self) -> None:
+        """End a paragraph, and with it fields that lack the rest of their code."""
+        if self._open:
+            self._open = [field for field in self._open if field.has_code]
+
+
+class _Field:
     """A field that is open.
 
     Attributes:
+        code: What it is told to show.
         has_code: Whether its code is complete, and its result follows.
         is_shown: Whether it has a result.
     """
 
     def __init__(self) -> None:
         self.has_code = self.is_shown = False
-        self._code = ""
+        self.code = ""
 
     def tell(self, code: str) -> None:
         """Add to its code."""
-        if len(self._code) < _LONGEST:
-            self._code += code
-
-    @property
-    def is_told(self) -> bool:
-        """Whether it has a part of its code, and the rest follows."""
-        return bool(self._code) and not self.has_code
+        if len(self.code) < _LONGEST:
+            self.code += code
 
     def text(self) -> str:
         """Return what it shows without a result; empty for fields that nobody can tell it of."""
         if self.is_shown:
             return ""
-        if symbol := _SYMBOL.match(self._code):
+        if symbol := _SYMBOL.match(self.code):
             number = int(symbol[1], 16) if symbol[1][:2].lower() == "0x" else int(symbol[1])
             return sign(f"{number:x}", (symbol[2] or "").strip())
-        equation = _EQUATION.match(self._code)
-        return _Equation(self._code[equation.end() : _LONGEST]).whole() if equation else ""
+        equation = _EQUATION.match(self.code)
+        return _Equation(self.code[equation.end() : _LONGEST]).whole() if equation else ""
 
 
 class _Equation:
