@@ -137,7 +137,7 @@ def _place(left: int, top: int, width: int, height: int) -> Json:
 
 def main() -> None:
     """Write the file."""
-    FILE.write_text(json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(dashboard(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
