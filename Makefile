@@ -75,7 +75,7 @@ demo: $(PLAIN) ## ingest sample documents, ask questions, compare methods
 serve: $(PLAIN) ## API and dashboard on 127.0.0.1:8000
 	$(BIN)/ragkv serve $(ARGS)
 
-check: lint ## lint, and the tests that need no server and no patience: four minutes, before every commit
+check: lint ## lint, and the tests that need no server and no patience: two minutes, before every commit
 	$(TEST) $(CHECKED) $(ARGS)
 
 test: $(READY) redis chromium curl ## the whole test suite; ARGS="-k name" narrows it
