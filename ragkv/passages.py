@@ -146,10 +146,9 @@ class Citation:
         score: Fused rank score of the retrieval.
         version: Number of the version of the document.
         chunk: Position of the chunk in the document, from 0.
-        heading: The heading above its first mark, without marks that above its beginning; None if there is none or the
+        heading: The heading above its best mark, without marks that above its beginning; None if there is none or the
             format has no headings.
-        page: Number, from 1, of the page of its first mark, without marks of that on which it begins; None for formats
-            without pages.
+        page: Number, from 1, of the page of its best mark, else of the one on which it begins; None without pages.
         start: Offset of its first character; None if its place is not known.
         end: Offset after its last character.
         text: Text of the chunk.
@@ -170,18 +169,28 @@ class Citation:
     marks: tuple[Mark, ...] = ()
 
     @classmethod
-    def of(cls, hit: Hit, marks: tuple[Mark, ...] = ()) -> Citation:
-        """Cite a retrieved chunk."""
+    def of(cls, hit: Hit, marks: tuple[Mark, ...] = (), question: str = "") -> Citation:
+        """Cite a retrieved chunk. question: says which mark is the best one."""
         chunk = hit.chunk
         place = (chunk.version, chunk.ordinal, *_place(chunk))
         citation = cls(chunk.document_id, chunk.id, chunk.title, hit.score, *place, marks)
         if chunk.span is None or not marks:
             return citation
-        first = marks[0].start
-        pages = (number for start, number in reversed(chunk.span.pages) if start <= first)
-        above = [text for start, text in headings(chunk.text) if start <= first - chunk.span.start]
+        best = citation.best_mark(question).start
+        pages = (number for start, number in reversed(chunk.span.pages) if start <= best)
+        above = [text for start, text in headings(chunk.text) if start <= best - chunk.span.start]
         heading = above[-1] if above and citation.heading else citation.heading
         return replace(citation, heading=heading, page=next(pages, citation.page))
+
+    def best_mark(self, question: str) -> Mark:
+        """Return the mark, of at least one, whose sentence has most words of a question; the first of equals."""
+        asked, at = _words(question), self.start or 0
+        shared = [len(asked & _words(self.text[m.sentence_start - at : m.sentence_end - at])) for m in self.marks]
+        return self.marks[shared.index(max(shared))]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text.casefold()))
 
 
 @dataclass(frozen=True)

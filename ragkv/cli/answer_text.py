@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from ragkv.cli.common import out, printable
@@ -12,7 +11,7 @@ from ragkv.report import NOT_HELD, describe_confidence
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ragkv.passages import Citation, Mark
+    from ragkv.passages import Citation
     from ragkv.report import Answer, Report
 
 SENTENCE = 300
@@ -62,22 +61,13 @@ def sentence_of(citation: Citation, question: str = "") -> str:
 
     Of several sentences it is the first that has most words of the question.
     """
-    origin, asked = citation.start or 0, _words(question)
-
-    def shared(mark: Mark) -> int:
-        return len(asked & _words(citation.text[mark.sentence_start - origin : mark.sentence_end - origin]))
-
-    mark = max(citation.marks, key=shared)
+    origin, mark = citation.start or 0, citation.best_mark(question)
     start, end = mark.sentence_start - origin, mark.sentence_end - origin
     if end - start > SENTENCE:
         start = max(start, (mark.start + mark.end - SENTENCE) // 2 - origin)
     shown = printable(" ".join(citation.text[max(0, start) : start + SENTENCE][: end - start].split()))
     left, right = start > mark.sentence_start - origin, start + SENTENCE < end
     return f"{'…' * left}{shown}{'…' * right}"
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", text.casefold()))
 
 
 def footer(answer: Answer) -> str:

@@ -49,7 +49,7 @@ def cite(hits: Sequence[Hit], answer: str, question: str = "") -> tuple[Citation
         digits = answer.strip(PUNCTUATION)
         if digits.isdigit() and len(digits) <= SMALL:
             marks = _near(hits, marks, question)
-    return tuple(Citation.of(hit, each) for hit, each in zip(hits, marks, strict=True))
+    return tuple(Citation.of(hit, each, question) for hit, each in zip(hits, marks, strict=True))
 
 
 def mark(chunk: Chunk, answer: str) -> tuple[Mark, ...]:

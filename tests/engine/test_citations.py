@@ -144,6 +144,21 @@ def test_a_citation_names_the_page_of_its_first_mark() -> None:
     assert found == {"six": 4, "seven": 5, "eight": 7, "nine": 4}
 
 
+def test_of_several_marks_the_page_is_that_of_the_sentence_that_is_asked_for() -> None:
+    text = "The yard has forty cranes.\n\n## Mills\n\nThe dale has forty mills."
+    placed = Chunk("d#2", "d", 2, "Title", text, (1,), TextSpan(0, len(text), "Yard", 4, ((text.index("##"), 5),)))
+    asked = {
+        question: (citation.page, citation.heading, len(citation.marks))
+        for question in ("How many cranes?", "How many mills has the dale?", "")
+        for citation in cite([Hit(placed, 1.0)], "forty", question)
+    }
+    assert asked == {
+        "How many cranes?": (4, "Yard", 2),
+        "How many mills has the dale?": (5, "Mills", 2),
+        "": (4, "Yard", 2),
+    }
+
+
 @pytest.mark.parametrize(("answer", "unknown"), [("unknown", True), (" Unknown. ", True), ("unknown sailor", False)])
 def test_an_unknown_answer_cites_nothing(answer: str, unknown: bool) -> None:
     assert is_unknown(answer) == unknown
