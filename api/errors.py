@@ -17,6 +17,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
@@ -25,7 +26,7 @@ from starlette.types import Scope
 from ragkv.api.error_forms import form_of, told_of
 from ragkv.api.runtime.request_context import current
 from ragkv.api.runtime.tenants import Tenant
-from ragkv.api.schemas.faults import readable
+from ragkv.api.schemas.faults import fields_of, readable
 from ragkv.errors import (
     Busy,
     CatalogCorrupt,
@@ -144,7 +145,10 @@ def install(app: FastAPI) -> None:
 async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, Gone):
         return Response(status_code=499)  # for the log only: the client has disconnected
-    fault = fault_of(error)
+    if isinstance(error, RequestValidationError):
+        fault = _of_validation(error, request.scope.get("route"))
+    else:
+        fault = fault_of(error)
     if fault.status == 405:
         fault = replace(fault, headers={"Allow": ", ".join(_allowed_methods(request))})
     if fault.code == "internal":  # Starlette raises the error again, and uvicorn closes the connection
@@ -190,8 +194,11 @@ def _of_ragkv(error: RagkvError) -> Fault:
     return Fault(status, Tenant(current().tenant).told(error.public), code, headers)
 
 
-def _of_validation(error: RequestValidationError) -> Fault:
-    errors = readable(error.errors()[:20], error.body)
+def _of_validation(error: RequestValidationError, route: BaseRoute | None = None) -> Fault:
+    body = route.body_field if isinstance(route, APIRoute) else None
+    kind: Any = body.field_info.annotation if body is not None else None
+    fields = fields_of(kind) if kind is not None else frozenset[str]()
+    errors = readable(error.errors()[:20], error.body, fields)
     return Fault(422, told_of(errors), "invalid_request", extra={"errors": errors})
 
 

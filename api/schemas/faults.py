@@ -7,8 +7,12 @@ message. A client knows neither.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
+
+from pydantic import TypeAdapter
 
 _MESSAGES = {
     "missing": "is required",
@@ -31,25 +35,42 @@ _MESSAGES = {
     "none_required": "must be null",
 }
 """Messages by pydantic's type of error."""
+_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _SHOULD = re.compile(r"^(Value error, |(\w+ )?should )")
 _PLACES = 8
 """Parts of a place that are shown."""
 
 
-def readable(errors: Iterable[Mapping[str, Any]], body: Any = None) -> list[dict[str, str]]:
+def readable(
+    errors: Iterable[Mapping[str, Any]], body: Any = None, fields: Collection[str] = ()
+) -> list[dict[str, str]]:
     """Convert validation errors to [{"at", "message"}], one for each place.
 
     Args:
         errors: As pydantic or FastAPI describes them.
         body: The body that was validated. A step in a place that it does not have is a name of pydantic.
+        fields: Names of the fields that a body may have, of which one that is like an unknown name is told.
     """
     found: dict[str, list[str]] = {}
     for error in errors:
         messages = found.setdefault(_place(error, body), [])
-        message = _message(error)
+        message = _message(error) + (_meant(error, fields) if error["type"] in _UNKNOWN else "")
         if message not in messages:
             messages.append(message)
     return [{"at": at, "message": ", or ".join(messages)} for at, messages in found.items()]
+
+
+@lru_cache(maxsize=256)
+def fields_of(body: Any) -> frozenset[str]:
+    """Return the names of all fields of a body, those of the objects in it included. body: its type."""
+    schema = TypeAdapter(body).json_schema()
+    objects = (schema, *schema.get("$defs", {}).values())
+    return frozenset(name for each in objects for name in each.get("properties", {}))
+
+
+def _meant(error: Mapping[str, Any], fields: Collection[str]) -> str:
+    near = get_close_matches(str(error["loc"][-1]), fields, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _place(error: Mapping[str, Any], body: Any) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
+import pkgutil
 import re
 import socket
 from collections.abc import Iterator
@@ -11,10 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ragkv.api import routes
 from ragkv.api.error_forms import form_of
+from ragkv.api.schemas.faults import fields_of
 from tests.api.conftest import HARBOUR, LIMIT, Service
 
 PROBLEM = "application/problem+json"
@@ -207,6 +213,8 @@ def test_a_name_that_looks_like_a_path_is_only_a_label(service: Service) -> None
         (ADD, {"id": "a"}, "body.text", "is required"),
         (ADD, {"id": "a", "text": 1}, "body.text", "must be a string"),
         (ADD, {"id": "a", "text": "x", "extra": 1}, "body.extra", "is no field of this request"),
+        (ASK, {"question": "who?", "topk": 3}, "body.topk", "is no field of this request; did you mean top_k?"),
+        (ADD, {"documents": [{"id": "a", "txt": "x"}]}, "body.documents.0.txt", "did you mean text?"),
         (ADD, {"documents": [{"id": "a", "text": "x"}, {"id": "", "text": "x"}]}, "body.documents.1.id", "at least 1"),
         (ADD, {"documents": "x"}, "body.documents", "must be a list"),
         (ADD, [], "body", "must be an object"),
@@ -223,6 +231,14 @@ def test_an_error_names_the_place_in_the_request_and_nothing_of_the_inside(
     (fault,) = [each for each in problem["errors"] if each["at"] == at]
     assert message in fault["message"]
     assert not re.search(r"DocumentIn|body\.document\b|_tag|str\b.*list\[|Input should|Value error", str(problem))
+
+
+@pytest.mark.parametrize("module", [each.name for each in pkgutil.iter_modules(routes.__path__)])
+def test_the_fields_of_every_body_can_be_told(module: str) -> None:
+    found = vars(importlib.import_module(f"{routes.__name__}.{module}")).values()
+    read = [each for router in found if isinstance(router, APIRouter) for each in router.routes]
+    bodies = [each.body_field for each in read if isinstance(each, APIRoute) and each.body_field is not None]
+    assert all(fields_of(body.field_info.annotation) for body in bodies)
 
 
 def test_a_filter_in_the_query_is_refused_in_the_same_words(service: Service) -> None:
