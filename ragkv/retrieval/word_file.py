@@ -120,7 +120,7 @@ class WordFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise _NoFolder(f"{self.path.parent}: {error.strerror}") from error
-            connection = sqlite3.connect(self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             try:
                 connection.execute("PRAGMA synchronous = NORMAL")
                 full_text.prepare(connection)

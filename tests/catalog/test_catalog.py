@@ -626,7 +626,7 @@ def test_replacing_vectors_fails_if_chunks_changed_meanwhile(catalog: Catalog) -
 @on_sqlite
 def test_a_missing_vector_is_reported(path: Path, catalog: Catalog) -> None:
     put(catalog, "a", ["one", "two"])
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM vectors WHERE chunk = 1")
     connection.close()
     with pytest.raises(CatalogCorrupt, match="ragkv reindex"):
@@ -674,7 +674,7 @@ def test_a_missing_file_with_a_leftover_log_is_refused(path: Path) -> None:
 
 def test_missing_tables_are_damage(path: Path) -> None:
     filled(path)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DROP TABLE vectors")
     connection.close()
     with pytest.raises(CatalogCorrupt, match="tables are missing"):
@@ -695,7 +695,7 @@ def test_damage_done_while_open_is_reported(path: Path) -> None:
 
 def test_a_file_that_is_not_ours_is_refused(path: Path) -> None:
     path.parent.mkdir()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE theirs (a)")
     connection.close()
     with pytest.raises(ConfigError, match="another program"):
@@ -704,7 +704,7 @@ def test_a_file_that_is_not_ours_is_refused(path: Path) -> None:
 
 def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
     Catalog.open(path).close()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(ConfigError, match="newer ragkv"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ DAMAGES = (
 
 def damage(where: Path | str, statement: str) -> None:
     if isinstance(where, Path):
-        with sqlite3.connect(where) as connection:
+        with closing(sqlite3.connect(where)) as connection, connection:
             connection.execute("PRAGMA legacy_alter_table = ON")  # what refers to a renamed table does not follow
             connection.execute(statement.removesuffix(" CASCADE"))
         connection.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_row_of_a_removed_chunk_is_not_used_again(old: Path) -> None:
 
 def test_turns_of_version_1_0_lose_their_answers_with_their_documents(old: Path) -> None:
     """One whose chunk was gone before loses its answer at once."""
-    with sqlite3.connect(old) as connection:
+    with closing(sqlite3.connect(old)) as connection, connection:
         names = "collection, conversation, method, reader, created, joined, question, answer, asked, written"
         for joined, answer in (('[[3, "a#0"]]', "The red one."), ('[[1, "a#0"]]', "The old one."), ("[]", "So.")):
             row = ("default", "later", "full", "model", 0.0, joined, "Which?", answer, b"", b"\1\0\0\0")
@@ -104,7 +105,7 @@ def test_turns_of_version_1_0_lose_their_answers_with_their_documents(old: Path)
 
 
 def test_ids_that_were_composed_in_two_ways_become_one_unless_both_are_there(old: Path) -> None:
-    with sqlite3.connect(old) as connection:
+    with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("UPDATE documents SET id = 'u\u0308' WHERE id = '\xfc'")
         connection.execute("UPDATE documents SET id = 'cafe\u0301' WHERE id = 'a'")
         rest = "'h', 'r', 0, 0, 0, 0, 't', '{}', 'x'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_a_file_of_the_release_before_gets_versions_sizes_and_spans(tmp_path: Pa
     put(catalog, "b", ["only"])
     before = catalog.documents()
     catalog.close()
-    with sqlite3.connect(path) as connection:  # what the release before did not have
+    with closing(sqlite3.connect(path)) as connection, connection:  # what the release before did not have
         for name in ("insert", "update"):
             connection.execute(f"DROP TRIGGER versions_{name}")
         connection.execute("DROP TABLE versions")
