@@ -185,8 +185,8 @@ class Citation:
     def best_mark(self, question: str) -> Mark:
         """Return the mark, of at least one, whose sentence has most words of a question; the first of equals."""
         asked, at = _words(question), self.start or 0
-        shared = [len(asked & _words(self.text[m.sentence_start - at : m.sentence_end - at])) for m in self.marks]
-        return self.marks[shared.index(max(shared))]
+        said = (_words(self.text[mark.sentence_start - at : mark.sentence_end - at]) for mark in self.marks)
+        return max(zip(said, self.marks, strict=True), key=lambda pair: len(asked & pair[0]))[1]
 
 
 def _words(text: str) -> frozenset[str]:

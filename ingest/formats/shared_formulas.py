@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from ragkv.ingest.formats.numbering import written
+
 _REFERENCE = re.compile(
     r"\"[^\"]*+\"|'[^']*+'|(?<![\w.$])(\$?)([A-Z]{1,3})(\$?)([1-9]\d{0,6})(?![\w(.])|[\w.]+", re.ASCII
 )
@@ -30,7 +32,7 @@ class SharedFormulas:
         def moved(reference: re.Match[str]) -> str:
             if not reference[2]:
                 return reference[0]
-            name = reference[2] if reference[1] else _letters(_number(reference[2]) + column - left)
+            name = reference[2] if reference[1] else written(_number(reference[2]) + column - left, "A")
             number = reference[4] if reference[3] else str(int(reference[4]) + row - first)
             return f"{reference[1]}{name}{reference[3]}{number}"
 
@@ -42,11 +44,3 @@ def _number(letters: str) -> int:
     for letter in letters:
         number = 26 * number + ord(letter) - ord("A") + 1
     return number
-
-
-def _letters(number: int) -> str:
-    text = ""
-    while number > 0:
-        number, letter = divmod(number - 1, 26)
-        text = chr(ord("A") + letter) + text
-    return text

@@ -11,25 +11,13 @@ from ragkv.normalisation import folded
 from ragkv.types import Chunk
 
 
-def without_copies(ranked: Sequence[tuple[int, float]], chunks: Mapping[int, Chunk]) -> list[tuple[int, float]]:
-    """Return (row, score) of the chunks that are there, and of those with the same text the first.
-
-    Texts that differ in white space, case and what search does not tell apart are the same. Those that differ in a
-    figure are not.
-    """
-    first: dict[str, tuple[int, float]] = {}
-    for row, score in ranked:
-        if row in chunks:
-            first.setdefault(" ".join(folded(chunks[row].text).casefold().split()), (row, score))
-    return list(first.values())
-
-
 def best_texts(
     ranked: Sequence[tuple[int, float]], load: Callable[[Sequence[int]], Mapping[int, Chunk]], most: int
 ) -> tuple[list[tuple[int, float]], dict[int, Chunk], bool]:
     """Load ranked chunks until so many have different texts: to load all takes longer than to find them.
 
-    A chunk that was deleted after the search takes no place; the next one does.
+    Texts that differ in white space, case and what search does not tell apart are the same. Those that differ in a
+    figure are not. A chunk that was deleted after the search takes no place; the next one does.
 
     Args:
         ranked: (row, score), best first.
@@ -40,13 +28,15 @@ def best_texts(
         (row, score) of at most so many chunks with different texts, best first; the loaded chunks; whether all that
         were looked for are there.
     """
-    best, chunks, seen = list[tuple[int, float]](), dict[int, Chunk](), 0
+    best, chunks, seen = dict[str, tuple[int, float]](), dict[int, Chunk](), 0
     while len(best) < most and seen < len(ranked):
-        part = ranked[seen : seen + most]
+        part = ranked[seen : 2 * seen or most]  # twice as many where copies took all: few loads, whatever there is
         chunks |= load([row for row, _ in part])
         seen += len(part)
-        best = without_copies(ranked[:seen], chunks)
-    return best[:most], chunks, len(chunks) == seen
+        for row, score in part:
+            if row in chunks:
+                best.setdefault(" ".join(folded(chunks[row].text).casefold().split()), (row, score))
+    return list(best.values())[:most], chunks, len(chunks) == seen
 
 
 def similarity(question: NDArray[np.float32], chunk: NDArray[np.float32] | None) -> float:
