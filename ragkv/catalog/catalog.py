@@ -219,6 +219,11 @@ class Catalog:
         with self.read() as transaction:
             return documents.find(transaction, collection, document_id)
 
+    def readers(self, collection: str, ids: Iterable[str]) -> dict[str, str]:
+        """Return which model read each of these documents (`DocumentInfo.reader`). Unknown documents are left out."""
+        with self.read() as transaction:
+            return documents.readers(transaction, collection, ids)
+
     def document_from(self, collection: str, path: str) -> str | None:
         """Return the id of the document that came from a file (`Document.source`), or None."""
         with self.read() as transaction:

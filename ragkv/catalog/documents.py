@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from ragkv.catalog import attributes, files, sources, tables, turns, versions
 from ragkv.catalog.attributes import FilterShape
 from ragkv.catalog.limits import MAX_TITLE, read_metadata
 from ragkv.catalog.models import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder, DocumentVersion
-from ragkv.catalog.statements import NAME
+from ragkv.catalog.statements import NAME, values
 from ragkv.catalog.tables import chunks, document_attributes
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import NotFound
@@ -51,6 +51,9 @@ _DELETE = delete(_DOCUMENTS).where(_DOCUMENTS.c.row == bindparam("at"))
 _CLEAR = delete(_DOCUMENTS).where(_MINE)
 _ROW = select(_DOCUMENTS.c.row, _DOCUMENTS.c.content_hash).where(*_NAMED)
 _FIND = _SELECT.where(*_NAMED)
+_READERS = select(_DOCUMENTS.c.id, _DOCUMENTS.c.reader).where(
+    _MINE, _DOCUMENTS.c.id.in_(select(values("ids", "text").c.value))
+)
 _TEXT = select(_DOCUMENTS.c.text, func.coalesce(_VERSIONS.c.pages, "[]")).select_from(_JOINED).where(*_NAMED)
 _SUMS = (func.coalesce(func.sum(_DOCUMENTS.c.chunks), 0), func.coalesce(func.sum(_DOCUMENTS.c.tokens), 0))
 _COLLECTIONS = (
@@ -136,6 +139,12 @@ def find(transaction: Transaction, collection: str, document_id: str) -> Documen
     """Return the document, or None if the collection does not have it."""
     row = transaction.execute(_FIND, {"of": collection, "named": document_id}).fetchone()
     return _info(row) if row else None
+
+
+def readers(transaction: Transaction, collection: str, ids: Iterable[str]) -> dict[str, str]:
+    """Return which model read each of these documents (`DocumentInfo.reader`). Unknown documents are left out."""
+    found = transaction.execute(_READERS, {"of": collection, "ids": transaction.array(ids)})
+    return {document_id: str(reader) for document_id, reader in found}
 
 
 def original(transaction: Transaction, collection: str, document_id: str) -> tuple[DocumentInfo, Document]:

@@ -7,9 +7,10 @@ the words of the question and of the chunks' titles are looked for in them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragkv.engine.word_places import WordPlaces, find_named, word_beginnings, word_places
+from ragkv.engine.word_places import WordPlaces, in_windows, word_beginnings, word_places
 from ragkv.model.prompt import Prompt
 from ragkv.normalisation import UNSPACED, fold_with_offsets, numbers, searchable
 from ragkv.passages import byte_offsets
@@ -56,12 +57,14 @@ class SearchedText:
     Attributes:
         text: The text of a chunk.
         offsets: The byte of the chunk's text that each character of `text` stands for; None where they are the same.
+        bytes: Bytes of the chunk's text.
         title: The title of the chunk.
         title_words: The words of the title.
     """
 
     text: str
     offsets: NDArray[np.int64] | None
+    bytes: int
     title: str
     title_words: tuple[str, ...]
 
@@ -119,19 +122,20 @@ class EvidenceFinder:
             ModelNotFound: The embedder cannot be loaded.
         """
         chunks = self._know(hits)
+        if not chunks:
+            return []
         vector, words = torch.from_numpy(self._finder.question_vector(question)), question_words(question)
         titling = chunks if "links" in kinds else []
         titles = dict.fromkeys(word for chunk in titling for word in chunk.searched.title_words if word not in words)
         names = {word: number for number, word in enumerate(titles)}
-        return [
-            BlockEvidence(
-                chunk.vectors @ vector,
-                find_words(words, chunk.searched, chunk.bounds),
-                find_named(names, chunk.searched.index, chunk.bounds) if names else _nothing_named(chunk),
-                _flags(names, chunk.searched.title_words),
-            )
-            for chunk in chunks
-        ]
+        # All chunks at once: what is done for each of them alone takes longer than the search itself.
+        searched, bounds = [chunk.searched for chunk in chunks], [chunk.bounds for chunk in chunks]
+        meaning = torch.cat([chunk.vectors for chunk in chunks]) @ vector
+        sizes = [windows.shape[1] for windows in bounds]
+        present, named = find_words(words, searched, bounds), find_named(names, searched, bounds)
+        parts = (blocks.split(sizes) for blocks in (meaning, present, named))
+        titled = (_flags(names, text.title_words) for text in searched)
+        return [BlockEvidence(*found) for found in zip(*parts, titled, strict=True)]
 
     def _know(self, hits: Sequence[Hit]) -> list[KnownChunk]:
         """Return what is known of the chunk of each hit; what is used least makes room for what is new."""
@@ -190,30 +194,66 @@ def question_words(question: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))[:MOST_WORDS]
 
 
-def find_words(words: Sequence[str], searched: SearchedText, windows: NDArray[np.float64]) -> Tensor:
-    """Return which words stand in each window, or in the title [B, W] bool.
+def find_words(
+    words: Sequence[str], searched: Sequence[SearchedText], windows: Sequence[NDArray[np.float64]]
+) -> Tensor:
+    """Return which words stand in each window, or in the title of its chunk [sum of B, W] bool.
 
     Args:
         words: As `question_words` returns them.
-        searched: The chunk.
-        windows: First and last byte of each window [2, B].
+        searched: The chunks.
+        windows: First and last byte of each window of each chunk [2, B].
     """
-    present = np.zeros((windows.shape[1], len(words)), bool)
-    text, offsets = searched.text, searched.offsets
+    text, offsets = "\n".join(chunk.text for chunk in searched), _joined_offsets(searched)
+    title, titles = "\n".join(chunk.title for chunk in searched), _beginnings(len(chunk.title) for chunk in searched)
+    first, last = joined_windows(searched, windows)
+    chunk = np.repeat(np.arange(len(searched)), [own.shape[1] for own in windows])
+    present = np.zeros((len(chunk), len(words)), bool)
     for number, word in enumerate(words):
-        places = np.asarray(_places(text, word), np.int64)
-        if _places(searched.title, word):
-            present[:, number] = True
-        elif len(places):
-            at = places if offsets is None else np.sort(offsets[places])
-            behind = np.searchsorted(at, windows[1], "left")
-            present[:, number] = behind > np.searchsorted(at, windows[0], "left")
+        at = np.sort(offsets[_places(text, word)])
+        inside = np.searchsorted(at, last, "left") > np.searchsorted(at, first, "left")
+        entitled = np.searchsorted(titles, _places(title, word), "right") - 1
+        present[:, number] = inside | np.isin(chunk, entitled)
     return torch.from_numpy(present)
 
 
-def _nothing_named(chunk: KnownChunk) -> Tensor:
-    """Return that no name stands in any window [B, 0] bool."""
-    return torch.zeros(chunk.bounds.shape[1], 0, dtype=torch.bool)
+def find_named(
+    names: Mapping[str, int], searched: Sequence[SearchedText], windows: Sequence[NDArray[np.float64]]
+) -> Tensor:
+    """Return which words of titles stand in the text of each window [sum of B, U] bool.
+
+    names: beginnings of words, or pairs of characters, with their columns. The others are those of `find_words`.
+    """
+    first, last = joined_windows(searched, windows)
+    if not names:
+        return torch.zeros(len(first), 0, dtype=torch.bool)
+    found = [text.index.places_of(names) for text in searched]
+    starts = _beginnings(text.bytes for text in searched)
+    at = np.concatenate([places + start for (places, _), start in zip(found, starts, strict=True)])
+    return in_windows(at, np.concatenate([columns for _, columns in found]), (first, last), len(names))
+
+
+def joined_windows(
+    searched: Sequence[SearchedText], windows: Sequence[NDArray[np.float64]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return first and last byte of each window [sum of B], as if the texts of the chunks stood behind each other."""
+    starts = _beginnings(text.bytes for text in searched)
+    first, last = np.concatenate([own + start for own, start in zip(windows, starts, strict=True)], axis=1)
+    return first, last
+
+
+def _joined_offsets(searched: Sequence[SearchedText]) -> NDArray[np.int64]:
+    """Return the byte that each character of the texts, with one between two of them, stands for."""
+    offsets = list[NDArray[np.int64]]()
+    for text, start in zip(searched, _beginnings(text.bytes for text in searched), strict=True):
+        own = np.arange(len(text.text)) if text.offsets is None else text.offsets[: len(text.text)]
+        offsets += [own + start, np.array([start + text.bytes])]
+    return np.concatenate(offsets)
+
+
+def _beginnings(sizes: Iterable[int]) -> list[int]:
+    """Return where pieces of these sizes begin that stand behind each other, with one place between two of them."""
+    return [*accumulate((size + 1 for size in sizes), initial=0)][:-1]
 
 
 def _flags(names: Mapping[str, int], words: Sequence[str]) -> Tensor:
@@ -227,7 +267,7 @@ def searched_text(chunk: Chunk) -> SearchedText:
     """Return what words are looked for in of a chunk."""
     (text, offsets), title = _searched(chunk.text), _searched(chunk.title)[0]
     words = dict.fromkeys(word for word, _ in word_beginnings(title))
-    return SearchedText(text, offsets, title, tuple(words)[:MOST_TITLE_WORDS])
+    return SearchedText(text, offsets, len(chunk.text.encode()), title, tuple(words)[:MOST_TITLE_WORDS])
 
 
 def _searched(text: str) -> tuple[str, NDArray[np.int64] | None]:

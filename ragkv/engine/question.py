@@ -228,7 +228,8 @@ class Questions:
     def _fetch_ahead(self, request: Request, chunks: abc.Sequence[Chunk]) -> None:
         method = request.method.method
         if method is not None and self._engine.settings.host_bytes:
-            self._engine.chunks.fetch_ahead(request.options.collection, method, chunks)
+            joining = chunks[: method.chunks or None]  # the others would be read for nothing
+            self._engine.chunks.fetch_ahead(request.options.collection, method, joining)
 
     def _choose_full_where_quicker(self, request: Request) -> None:
         """Prefill everything where that is predicted to be quicker than stored KV, unless a method was asked for."""

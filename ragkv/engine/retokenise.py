@@ -34,12 +34,12 @@ def with_own_tokens(
         fingerprint: Of the present model.
         wrapped: Whether wrapper tokens stay. They are for chunks that were encoded alone: a prefill in full has none.
     """
-    own, prompt = dict[str, bool](), prompt.of(collection)
+    prompt = prompt.of(collection)
     reader = prompt.reader(fingerprint)
-    for document in {hit.chunk.document_id for hit in hits}:
-        info = catalog.find(collection, document)  # None: it was removed a moment ago
-        own[document] = info is None or info.reader.partition("/")[0] == reader
-    found = [hit if own[hit.chunk.document_id] else _read_again(hit, prompt) for hit in hits]
+    readers = catalog.readers(collection, {hit.chunk.document_id for hit in hits})
+    # A document that was removed a moment ago has no reader; its chunk stays as it is.
+    others = {document for document, other in readers.items() if other.partition("/")[0] != reader}
+    found = [_read_again(hit, prompt) if hit.chunk.document_id in others else hit for hit in hits]
     return found if wrapped else without_wrappers(found)
 
 

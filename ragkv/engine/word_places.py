@@ -33,6 +33,14 @@ class WordPlaces:
     words: NDArray[np.int64]
     at: NDArray[np.int64]
 
+    def places_of(self, names: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the byte at which each word begins that is one of some names, and the number of that name."""
+        known = names.keys() & self.numbers.keys()
+        columns = np.full(len(self.numbers), -1)
+        columns[[self.numbers[word] for word in known]] = [names[word] for word in known]
+        column = columns[self.words]
+        return self.at[column >= 0], column[column >= 0]
+
 
 def word_beginnings(text: str) -> Iterator[tuple[str, int]]:
     """Yield the beginning of each word of a text in lower case, or each pair of characters, and where it stands."""
@@ -59,24 +67,26 @@ def word_places(text: str, offsets: NDArray[np.int64] | None) -> WordPlaces:
     return WordPlaces(numbers, np.asarray(words, np.int64), places if offsets is None else offsets[places])
 
 
-def find_named(names: Mapping[str, int], index: WordPlaces, windows: NDArray[np.float64]) -> Tensor:
-    """Return which words of titles stand in the text of each window [B, U] bool.
+def in_windows(
+    at: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    windows: tuple[NDArray[np.float64], NDArray[np.float64]],
+    count: int,
+) -> Tensor:
+    """Return which words stand in each window [B, count] bool.
 
     Args:
-        names: Beginnings of words, or pairs of characters, with their columns.
-        index: Where the words of the text stand.
-        windows: First and last byte of each window [2, B], both in order.
+        at: The byte at which a word stands, in any order [n].
+        columns: The column of that word [n].
+        windows: First and last byte of each window [B], both in order.
+        count: Columns.
     """
-    present = np.zeros((windows.shape[1], len(names)), bool)
-    columns = np.full(len(index.numbers), -1)
-    for word in names.keys() & index.numbers.keys():
-        columns[index.numbers[word]] = names[word]
-    column = columns[index.words]
-    at, column = index.at[column >= 0], column[column >= 0]
-    window, behind = np.searchsorted(windows[1], at, "right"), np.searchsorted(windows[0], at, "right")
+    first, last = windows
+    present = np.zeros((len(first), count), bool)
+    window, behind = np.searchsorted(last, at, "right"), np.searchsorted(first, at, "right")
     while len(window):  # at most as often as windows overlap
         inside = window < behind
-        window, behind, column = window[inside], behind[inside], column[inside]
-        present[window, column] = True
+        window, behind, columns = window[inside], behind[inside], columns[inside]
+        present[window, columns] = True
         window = window + 1
     return torch.from_numpy(present)

@@ -12,7 +12,8 @@ import torch
 from ragkv.engine.chunk_encoder import GROUP_TOKENS, GROUP_TOKENS_ON_GPU, group_tokens
 from ragkv.engine.engine import Engine
 from ragkv.errors import EntryMissing, StoreFull, StoreUnavailable
-from ragkv.types import Chunk, Key
+from ragkv.ingest.pipeline import ingest
+from ragkv.types import AskOptions, Chunk, Document, Key
 from tests.quick import quick_engine
 
 
@@ -119,3 +120,16 @@ def test_a_chunk_that_was_encoded_alone_is_never_exact(tmp_path: Path, prefix: s
         for _ in ("encoded", "loaded"):
             opened = [engine.chunks.open(chunk(engine, number), "default", number == 1) for number in (1, 2)]
             assert [source.piece.exact for source in opened] == exact
+
+
+@pytest.mark.parametrize(("method", "fetched"), [("scout:chunks=3", 3), ("reuse", 8)])
+def test_no_more_chunks_are_fetched_ahead_than_may_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, fetched: int
+) -> None:
+    with quick_engine(tmp_path, host_bytes=2**24) as engine:
+        for number in range(9):
+            ingest(engine, Document(f"{number}", f"Crane {number}", f"Crane {number} was built in {1900 + number}."))
+        ahead = list[int]()
+        monkeypatch.setattr(engine.chunks, "fetch_ahead", lambda collection, chosen, chunks: ahead.append(len(chunks)))
+        report = engine.answer("When was crane 4 built?", AskOptions(method=method, top_k=8, max_tokens=1)).report
+        assert (ahead, report.cache.chunks) == ([fetched], fetched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -14,12 +15,12 @@ from ragkv.engine import evidence
 from ragkv.engine.evidence import (
     EvidenceFinder,
     as_hits,
+    find_named,
     find_words,
     question_words,
     searched_text,
     window_vectors,
 )
-from ragkv.engine.word_places import find_named
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.evidence import title_links
 from ragkv.retrieval.segments import segment_count
@@ -106,7 +107,7 @@ def test_words_are_compared_by_their_beginnings_and_characters_without_spaces_by
 def found_at(words: tuple[str, ...], text: str, windows: list[tuple[int, int]], title: str = "") -> list[list[bool]]:
     chunk = Chunk("a#0", "a", 0, title, text, ())
     bounds: np.ndarray = np.array(windows, float).T
-    return find_words(words, searched_text(chunk), bounds).tolist()
+    return find_words(words, [searched_text(chunk)], [bounds]).tolist()
 
 
 def test_a_word_stands_in_the_windows_that_its_beginning_lies_in() -> None:
@@ -144,7 +145,7 @@ def test_words_and_numbers_are_found_in_any_form_where_they_stand(question: str,
 def named_at(words: tuple[str, ...], text: str, windows: list[tuple[int, int]], title: str = "") -> list[list[bool]]:
     searched = searched_text(Chunk("a#0", "a", 0, title, text, ()))
     bounds: np.ndarray = np.array(windows, float).T
-    return find_named({word: n for n, word in enumerate(words)}, searched.index, bounds).tolist()
+    return find_named({word: n for n, word in enumerate(words)}, [searched], [bounds]).tolist()
 
 
 def test_words_of_titles_are_found_in_texts_by_the_same_beginnings() -> None:
@@ -163,7 +164,23 @@ def test_words_of_titles_are_found_in_texts_by_the_same_beginnings() -> None:
     ]
 
 
-@given(st.text(alphabet="ab Åß港口1,0.-_ﬁ\u00ad", max_size=30))
+LETTERS = "ab Åß港口1,0.-_ﬁ\u00ad"
+
+
+@given(st.lists(st.tuples(st.text(LETTERS, max_size=9), st.text(LETTERS, max_size=40)), min_size=2, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_in_several_chunks_at_once_words_are_found_as_in_each_of_them(chunks: list[tuple[str, str]]) -> None:
+    searched = [searched_text(Chunk("a#0", "a", 0, title, text, ())) for title, text in chunks]
+    ends = [len(text.encode()) for _, text in chunks]
+    windows = [np.array([(0, end // 2), (end // 3, end)], float).T for end in ends]
+    words = question_words(" ".join(chain(*chunks)))
+    names = {word: number for number, word in enumerate(words)}
+    alone = [([own], [bounds]) for own, bounds in zip(searched, windows, strict=True)]
+    assert find_words(words, searched, windows).equal(torch.cat([find_words(words, *one) for one in alone]))
+    assert find_named(names, searched, windows).equal(torch.cat([find_named(names, *one) for one in alone]))
+
+
+@given(st.text(alphabet=LETTERS, max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_every_word_of_a_question_is_found_in_its_own_text(text: str) -> None:
     words, whole = question_words(text), [(0, len(text.encode()) + 1)]
