@@ -52,6 +52,8 @@ _NUMBERS = {"M": 2, "L": 2, "C": 6}
 """Numbers behind each command of a path."""
 _CLIP = re.compile(r'<clipPath id="([^"]+)">\s*(.*?)\s*</clipPath>\n?', re.DOTALL)
 
+_LINE = re.compile(r'<use href="[^"]+" x="[^"]+" y="([^"]+)"/>\n(?:<use href="[^"]+" x="[^"]+" y="\1"/>\n){5,}')
+
 
 @contextmanager
 def served(data: Path) -> Iterator[str]:
@@ -107,7 +109,13 @@ def compacted(text: str) -> str:
         elif not line.startswith("<use ") and (line != "</g>" or lines[-1] == "</g>"):
             style = ""
         lines.append(line)
-    return "\n".join(lines) + "\n"
+    return _LINE.sub(_line_of_letters, "\n".join(lines) + "\n")
+
+
+def _line_of_letters(found: re.Match[str]) -> str:
+    """Write the height of a line once, in place of once for each of its letters."""
+    letters = found[0].replace(f' y="{found[1]}"', "")
+    return f'<g transform="translate(0 {found[1]})">\n{letters}</g>\n'
 
 
 def _hexadecimal(found: re.Match[str]) -> str:

@@ -42,3 +42,10 @@ def test_letters_of_one_style_share_a_group_and_others_do_not() -> None:
 def test_letters_that_are_indented_share_a_group_too() -> None:
     letter = '<g style="fill:a">\n  <use x="1"/>\n</g>\n'
     assert compacted(letter * 2) == '<g style="fill:a">\n<use x="1"/>\n<use x="1"/>\n</g>\n'
+
+
+def test_the_letters_of_a_line_have_their_height_once() -> None:
+    letters = "".join(f'<use href="#g{n}" x="{n}" y="2.5"/>\n' for n in range(7))
+    line = compacted(f'<g style="fill:a">\n{letters}<use href="#g" x="1" y="9"/>\n</g>\n')
+    assert line.startswith('<g style="fill:a">\n<g transform="translate(0 2.5)">\n<use href="#g0" x="0"/>\n')
+    assert line.endswith('<use href="#g6" x="6"/>\n</g>\n<use href="#g" x="1" y="9"/>\n</g>\n')
