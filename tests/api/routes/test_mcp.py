@@ -253,7 +253,7 @@ def test_a_question_whose_client_gives_up_is_dropped(service: Service, mode: str
     assert service.engine_thread.health()["running"] == 0
 
 
-LONG = {"id": "long", "text": " ".join(f"Boat {n} of Tarn carries {n + 3} nets." for n in range(400))}
+LONG = {"id": "long", "text": " ".join(f"Boat {n} of Tarn carries {n + 3} nets." for n in range(240))}
 
 
 def test_an_ingest_goes_on_when_its_client_gives_up(service: Service) -> None:
