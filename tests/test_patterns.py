@@ -53,7 +53,7 @@ COMMON = (
 ENDS = ("\x00", "\nx", "")
 LONGEST = 6144
 NOTICED = 0.02
-"""Seconds of a run from which on its growth is measured. A linear run over LONGEST characters takes about a twentieth."""
+"""Seconds of a run from which on its growth is measured. A linear run over LONGEST characters takes a twentieth."""
 
 
 @dataclass(frozen=True)
