@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -27,6 +27,8 @@ from ragkv.timing import StepTimer
 EXPECTED = 8
 """A plan is expected to keep one token in so many beside the fixed blocks: what scout keeps of short documents. More
 would be memory that most questions never use."""
+FILLED_ROWS = 8192
+"""Rows, over all layers, that are turned and written at once; more would take memory and gain nothing."""
 
 
 class PassRunner:
@@ -188,9 +190,19 @@ class PassRunner:
             rows: dict[int, list[Rows]] = {}
             for i in todo.keys() - pinned.keys():
                 rows[i] = yield from sources[i].load(todo[i])
-            for layer, blocks in enumerate(requested if rows else ()):
-                parts = [(i, sources[i].piece.rows(blocks[i]), loaded[layer]) for i, loaded in rows.items()]
-                stitch.fill(layer, parts, key_positions)
+            for layers in self._alike(requested) if rows else ():
+                names = [(i, sources[i].piece.rows(requested[layers[0]][i])) for i in rows]
+                size = max(1, FILLED_ROWS // max(1, sum(len(tokens) for _, tokens in names)))
+                for some in (layers[start : start + size] for start in range(0, len(layers), size)):
+                    parts = [(i, tokens, [rows[i][layer] for layer in some]) for i, tokens in names]
+                    stitch.fill(some, parts, key_positions)
             if self._kv_transfer is not None and pinned:
                 pieces = [source.piece for source in sources]
                 self._kv_transfer.transfer(stitch, pieces, pinned, held.pop_all().close)
+
+    def _alike(self, requested: Sequence[Sequence[Blocks]]) -> Iterable[list[int]]:
+        """Return groups of layers of one kind on one device that load the same blocks."""
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for layer, blocks in enumerate(requested):
+            alike.setdefault((tuple(blocks), self.model.kinds[layer], self.model.devices[layer]), []).append(layer)
+        return alike.values()

@@ -23,6 +23,7 @@ from ragkv.model.rotary import Rotary, rotate
 from ragkv.recompute.base import Blocks, ChunkSpan, KeyPositions, Piece, Plan, Rows, Tokens, rows_alive
 
 Numbers = NDArray[np.int64]
+Part = tuple[int, Tokens, Sequence[Rows]]
 
 
 class Stitch:
@@ -74,22 +75,23 @@ class Stitch:
             for layer in layers:
                 self._slots[layer] = placed
 
-    def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
+    def fill(self, layers: Sequence[int], chunks: Sequence[Part], angle: KeyPositions | None = None) -> None:
         """Rotate rows to their positions and write them where rows are reserved for them.
 
         Args:
-            layer: The layer.
-            chunks: Triples of chunk, its token indices [m], and pre-RoPE k and v [m, Hkv, d].
+            layers: Layers of one kind on one device; few rows of each take as long as those of all.
+            chunks: Triples of chunk, its token indices [m], and pre-RoPE k and v [m, Hkv, d] of each of the layers.
             angle: Where keys are rotated to; None rotates them to their stitched positions.
         """
         chunks = [part for part in chunks if part[1]]
         if not chunks:
             return
-        names = [(i, tokens) for i, tokens, _ in chunks]
-        device = self.cache.devices[layer]
-        k = torch.cat([rows[0] for _, _, rows in chunks]).to(device, non_blocking=True)
-        v = torch.cat([rows[1] for _, _, rows in chunks]).to(device, non_blocking=True)
-        self.cache.fill(layer, self._at(layer, self._of(names)), self.turned(layer, k, names, angle), v)
+        names, device = [(i, tokens) for i, tokens, _ in chunks], self.cache.devices[layers[0]]
+        in_order = [rows[number] for number in range(len(layers)) for _, _, rows in chunks]
+        k, v = (torch.cat(rows).to(device, non_blocking=True) for rows in zip(*in_order, strict=True))
+        positions, k = self._of(names), self.turned(layers[0], k, names, angle)
+        for layer, keys, values in zip(layers, k.split(len(positions)), v.split(len(positions)), strict=True):
+            self.cache.fill(layer, self._at(layer, positions), keys, values)
 
     def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
         """Append rows and fill them; arguments as of `fill`."""
@@ -97,7 +99,7 @@ class Stitch:
         if chunks:
             positions = self._of([(i, tokens) for i, tokens, _ in chunks])
             self._place(layer, positions, self.cache.reserve(layer, positions))
-            self.fill(layer, chunks, angle)
+            self.fill([layer], [(i, tokens, [rows]) for i, tokens, rows in chunks], angle)
 
     @property
     def rotary(self) -> Rotary:
@@ -119,13 +121,13 @@ class Stitch:
     def turned(
         self, layer: int, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: KeyPositions | None = None
     ) -> Tensor:
-        """Rotate a layer's pre-RoPE keys [m, Hkv, d] of (chunk, token indices) pairs to their positions or `angle`."""
+        """Rotate pre-RoPE keys [m, Hkv, d] of (chunk, token indices) pairs, of one layer or several, as in `fill`."""
         if angle is None or self._model.kinds[layer].window is not None:  # windows count true positions
             at = self._of(chunks)
         else:
             places = [ChunkSpan(self.starts[0], start, self.end) for start in self.starts]
             at = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens in chunks])
-        kind = self._model.kinds[layer]
+        kind, at = self._model.kinds[layer], at.repeat(len(k) // len(at))
         return kind.pack(rotate(kind.unpack(k), self._table(layer)[index_to_device(at, k.device)]))
 
     def _table(self, layer: int) -> Rotary:
@@ -222,10 +224,7 @@ class Stitch:
         )
 
     def _each(self, layers: Sequence[Sequence[Tokens]]) -> list[Tensor]:
-        """Return `positions` of every layer, computed once for layers that share the same tuples.
-
-        Making tensors of tuples for all layers would take longer than loading what they name.
-        """
+        """Return `positions` of every layer, made once for layers that share tuples: all take longer than loading."""
         known: dict[tuple[int, ...], Tensor] = {}
         found: dict[int, Tensor] = {}
         for layer in layers:

@@ -1,13 +1,19 @@
 """Stitched positions of the tokens of chunks, and the way back."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.prefill import Prefiller
 from ragkv.engine.stitch import Stitch
+from ragkv.model.rotary import rotate
 from ragkv.recompute.base import Piece
+from ragkv.recompute.reuse import Reuse
+from ragkv.timing import StepTimer
 from ragkv.types import Digest
-from tests import tiny
+from tests import families, tiny
 
 MODEL = tiny.model()
 
@@ -62,3 +68,23 @@ def test_rows_lie_in_the_slots_of_their_layer_whatever_other_layers_keep(request
         assert slots.tolist() == list(range(len(kept) + len(rest)))
     rows = [stitch.cache.positions(layer).tolist() for layer in range(4)]
     assert stitch.cache.alike == all(each == rows[0] for each in rows)
+
+
+@pytest.mark.parametrize("rows", [1, 50, 10**6])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma4_text"])
+def test_stored_rows_lie_the_same_however_many_layers_are_filled_at_once(name, rows, monkeypatch):
+    """Gemma's layers have windows or none, and two rotations; those of Gemma 4 differ in heads, too."""
+    monkeypatch.setattr("ragkv.engine.pass_runner.FILLED_ROWS", rows)
+    made = families.model(name)
+    reader = Prefiller(made, families.tokens(3, 1))
+    chunks = [reader.encode(families.tokens(size, size)) for size in (18, 9)]
+    sources, method = [InMemoryChunk(chunk, 4) for chunk in chunks], Reuse(made.shape.layers)
+    cache = reader.prefill_sparse(sources, families.tokens(5, 5), method, StepTimer()).cache
+    for layer in range(made.shape.layers):
+        kind, at = made.kinds[layer], cache.positions(layer)
+        stored = (at >= 3) & (at < 30)  # behind S and before the question; a window has lost its first ones
+        k, v = (torch.cat([rows[layer] for rows in part]) for part in zip(*((c.k, c.v) for c in chunks), strict=True))
+        turned = kind.pack(rotate(kind.unpack(k), made.rotary(torch.arange(3, 30), layer)))
+        assert cache.k(layer)[stored].equal(turned[at[stored] - 3])
+        assert cache.v(layer)[stored].equal(v[at[stored] - 3])
+        assert stored.sum() > 5
