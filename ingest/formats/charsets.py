@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import codecs
 import re
+from functools import cache
 
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats.japanese import VENDORS
+from ragkv.ingest.formats.latin import is_western
 from ragkv.ingest.text import check_replacements, check_text
 
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
@@ -48,19 +50,25 @@ _BEYOND = {
     **dict.fromkeys(("mac-ukrainian", "macukrainian", "mac-cyrillic", "maccyrillic"), "x-mac-cyrillic"),
     **dict.fromkeys(("mac-ce", "mac-centraleurope", "mac-centraleurroman"), "mac_latin2"),
     **dict.fromkeys(("mac-icelandic",), "mac_iceland"),
-    **dict.fromkeys(("unicode-1-1-utf-7", "csutf7"), "utf-7"),
+    **dict.fromkeys(("unicode-1-1-utf-7", "unicode-2-0-utf-7", "csutf7"), "utf-7"),
 }
 """Labels that the standard does not have, or forbids for fear of scripts, which are not read here."""
 _UTF8_TOO = {"ascii", "us-ascii", "ansi_x3.4-1968", "iso646-us", "646"}
 """Labels that programs put on everything; Windows-1252 in the standard."""
 _NO_CHARACTERS = {"rot13", "rot-13", "idna", "punycode", "mbcs", "oem", "undefined", "unicode_escape", "string_escape"}
 _NO_CHARACTERS |= {"raw_unicode_escape", "palmos", "x-user-defined"}
-_NUMBERED = re.compile(r"(?:x-)?(?:(?:windows|win|dos|ibm|ms|cp)[-_ ]|windows|win)(\d{3,4})")
+_CONTROL = re.compile("[\x80-\x9f]")
+_WINDOWS = {
+    **{"iso-8859-2": "cp1250", "iso-8859-4": "cp1257", "iso-8859-5": "cp1251", "iso-8859-6": "cp1256"},
+    **{"iso-8859-7": "cp1253", "iso-8859-8": "cp1255", "iso-8859-8-i": "cp1255", "iso-8859-13": "cp1257"},
+}
+"""What programs of Windows write under a label of ISO 8859; Windows-1252 for all others."""
+_NUMBERED = re.compile(r"(?:x-)?(?:(?:windows|win|dos|ibm|ms|cp|ansi)[-_ ]|windows|win)(\d{3,4})")
 """A code page of Windows or DOS, as programs spell its number."""
+_SPELLING = re.compile(r"^x-|[-_ .:]")
 _UKRAINIAN = str.maketrans("¢∂", "Ґґ")
 _RUSSIAN = str.maketrans("╝╬", "ўЎ")
 _EURO = str.maketrans("¤", "€")
-_FOREIGN_SHARE = 0.4
 _NO_CHANCE = 2
 """Bytes of UTF-8 beyond one a character, from which on no text in a set of single bytes is UTF-8 by chance."""
 _LEAST_WIDE = 20
@@ -97,10 +105,11 @@ def decode(data: bytes, label: str) -> tuple[str, str]:
 
 def _western(data: bytes, label: str) -> tuple[str, str]:
     """Decode text with a label that programs put on what is in any set, as `decode` does."""
+    is_ascii = label.strip().lower() in _UTF8_TOO
     if (text := _unlabelled(data)) is not None:
-        return text, "" if label.strip().lower() in _UTF8_TOO else "utf-8"
+        return text, "" if is_ascii else "utf-8"
     text = _decoded(data, WESTERN)
-    if not _is_western(text) and (found := _found(data)) and found[1] != WESTERN:
+    if (is_ascii or not is_western(text)) and (found := _found(data)) and found[1] != WESTERN:
         return found
     return _checked(text, WESTERN), ""
 
@@ -180,7 +189,7 @@ def _found(data: bytes) -> tuple[str, str] | None:
     letters = set(text.lower())
     if letters & {*"ðþý"} and letters & {*"çü"} and not letters & {*"áéíóúæ"}:
         return data.decode("cp1254", errors="replace"), "windows-1254"  # of Turkish, for Icelandic has all of the last
-    return (text, WESTERN) if _is_western(text) else None
+    return (text, WESTERN) if is_western(text) else None
 
 
 def _is_unicode(data: bytes) -> bool:
@@ -209,7 +218,15 @@ def name_of(label: str) -> str:
                 return str(known.name)
     if numbered := _NUMBERED.fullmatch(plain):
         return name_of(f"{'windows-' if numbered[1].startswith('125') else 'cp'}{numbered[1]}")
-    return _python_name(plain.removeprefix("x-"))
+    return _python_name(plain.removeprefix("x-")) or _respelled().get(_SPELLING.sub("", plain), "")
+
+
+@cache
+def _respelled() -> dict[str, str]:
+    """Return the names of the standard by its labels without signs between letters: `big-5`, `gb 2312`."""
+    from webencodings.labels import LABELS
+
+    return {_SPELLING.sub("", label): name for label, name in LABELS.items() if name not in ("x-user-defined", "replacement")}
 
 
 def _python_name(label: str) -> str:
@@ -235,7 +252,19 @@ def _decoded(data: bytes, name: str) -> str:
             best = text
         if not left:
             break
+    if name.startswith("iso-8859") and _CONTROL.search(best):
+        return _of_windows(data, best, name)
     return _corrected(best, name)
+
+
+def _of_windows(data: bytes, text: str, name: str) -> str:
+    """Return text that its label calls ISO 8859, with the signs that Windows has in place of controls.
+
+    Where these are letters, it is in the set of Windows as a whole.
+    """
+    codec = _WINDOWS.get(name, "cp1252")
+    signs = {code: bytes((code,)).decode(codec, errors="replace") for code in map(ord, set(_CONTROL.findall(text)))}
+    return data.decode(codec, errors="replace") if any(map(str.isalpha, signs.values())) else text.translate(signs)
 
 
 def _corrected(text: str, name: str) -> str:
@@ -254,23 +283,6 @@ def _unlabelled(data: bytes) -> str | None:
     if any(shift in data for shift in (b"\x1b$B", b"\x1b$@", b"\x1b(J")):
         return _decoded(data, "iso-2022-jp")
     return text
-
-
-def _is_western(text: str) -> bool:
-    """Whether text that was decoded as Windows-1252 looks like a language that is written in it.
-
-    Words in Latin letters have few accents, and no signs inside. Anything else would be words that nobody wrote.
-    """
-    letters = sum(map(str.isalpha, text))
-    foreign = letters - sum(map(str.isascii, filter(str.isalpha, text)))
-    if foreign > _FOREIGN_SHARE * letters or "\ufffd" in text:
-        return False
-    # Signs inside a word, and accents on letter after letter, which no Western language has.
-    foreign_words = (
-        re.search(r"[^\W\d_][¡-©«¬®-±²³¶¸¹»-¿ˆ‰†‡‚„“”‹›•˜™][^\W\d_]", text),
-        re.search(r"[a-zß-öø-ÿ][Ÿ¿¡À-ÖØ-Þ]|Ÿ[a-z]|(?<![aeouAEOU])ÿ|[À-ÖØ-öø-ÿŠšŒœŽžŸ]{4}", text),
-    )
-    return not any(foreign_words)
 
 
 def _checked(text: str, name: str) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from ragkv.ingest.formats.frequent import CYRILLIC, GREEK, HANGUL, HANZI, KANJI, LATIN, TRADITIONAL
+from ragkv.ingest.formats.frequent import ARABIC, CYRILLIC, GREEK, HANGUL, HANZI, HEBREW, KANJI, LATIN, TRADITIONAL
+from ragkv.ingest.formats.latin import eastern
 
 _SAMPLE = 16384
 """Bytes of lines with other characters than those of ASCII that are compared."""
@@ -30,7 +31,7 @@ _WORST_WIDE, _WORST_LETTER = -9.0, -4.5
 _ASCII, _NEVER, _RARE_SHAPE = math.log(1 / 40), math.log(1e-7), math.log(1e-4)
 _DAMAGED = 4
 """Characters of UTF-8 for one that is none, from which on a text is UTF-8 that was damaged."""
-_QUOTES = frozenset("«»„“”‘’–—…№°§€·\xa0")
+_QUOTES = frozenset("«»„“”‘’–—…№°§€·،؛؟\xa0")
 _WESTERN = "cp1252"
 _WORD = re.compile(r"[^\W\d_]+")
 
@@ -60,6 +61,9 @@ def detected(data: bytes) -> tuple[str, str] | None:
                 found[text] = scored, candidate
     (best, winner), *others = sorted(found.values(), key=lambda item: item[0], reverse=True)
     if not winner.name:
+        name, codec = eastern(sample)
+        if name and (whole := _decoded(data, (codec,), is_cut=False)) is not None:
+            return whole, name
         western = _decoded(sample, (_WESTERN,), is_cut)
         return ("", "") if western in found and found[western][0] > best - _AHEAD else None
     if others and others[0][0] > best - _AHEAD:
@@ -198,7 +202,7 @@ def _narrow(letters: str) -> Callable[[str], float]:
 def _shape(word: str) -> float:
     """Return how likely the capitals of a word are, and where its last letter stands."""
     penalty = 0.0 if "ς" not in word[:-1] else _RARE_SHAPE
-    if word.islower() or word[1:].islower():
+    if word.islower() or word[1:].islower() or word.lower() == word.upper():
         return penalty
     return penalty + (len(word) * math.log(0.5) if word.isupper() else _RARE_SHAPE)
 
@@ -230,6 +234,12 @@ _SETS = (
     _Set("x-mac-cyrillic", ("mac_cyrillic",), _narrow(CYRILLIC), rarity=6.0),
     *(_Set(name, (codec,), _narrow(GREEK)) for name, codec in (
         ("windows-1253", "cp1253"), ("iso-8859-7", "iso8859_7"), ("cp737", "cp737"),
+    )),
+    *(_Set(name, (codec,), _narrow(HEBREW)) for name, codec in (
+        ("windows-1255", "cp1255"), ("iso-8859-8", "iso8859_8"),
+    )),
+    *(_Set(name, (codec,), _narrow(ARABIC)) for name, codec in (
+        ("windows-1256", "cp1256"), ("iso-8859-6", "iso8859_6"),
     )),
     *(_Set("", (codec,), _latin) for codec in (_WESTERN, "cp1250", "cp1254", "cp1257", "cp850", "mac_roman")),
 )  # fmt: skip

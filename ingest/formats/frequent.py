@@ -45,5 +45,9 @@ CYRILLIC = "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъёі
 """Letters of Slavonic languages, the frequent ones first."""
 GREEK = "αοιετσνηυρπκμλςωδγχθφβάέήίόύώξζψϊϋΐΰ"
 """Letters of Greek, the frequent ones first."""
+HEBREW = "יוהלאמרתבשנכעדםקחפטגזצןסךףץ"
+"""Letters of Hebrew, the frequent ones first."""
+ARABIC = "اليمنورتبةعدسفهكقحجشطصخزضغثذءأإىئؤآظ"
+"""Letters of Arabic, the frequent ones first."""
 LATIN = frozenset("éèêëàâäáãåæöóòôõøœüúùûßñçíìîïýÿðþąćęłńśźżčďěňřšťůžýőűğışāēģīķļņū")
 """Letters with accents, and others beyond ASCII, of languages that are written in Latin."""

@@ -82,6 +82,20 @@ def test_pages_messages_and_books_are_in_any_character_set(label: str, data: byt
     assert epub.parse(book({"a.xhtml": chapter}), LIMIT).text == text
 
 
+@pytest.mark.parametrize(
+    ("label", "data", "text"),
+    [
+        ("big-5", "香港".encode("big5"), "香港"), ("GB 2312", "陶喆".encode("gbk"), "陶喆"),
+        ("ansi-1251", "Кран".encode("cp1251"), "Кран"), ("x-unicode-2-0-utf-7", "Łódź".encode("utf-7"), "Łódź"),
+        ("iso-8859-7", "Γεια “σας”".encode("cp1253"), "Γεια “σας”"),
+        ("iso-8859-2", "„Wąż”".encode("cp1250").replace(b"\xb9", b"\xb1"), "„Wąż”"),
+        ("iso-8859-2", "Wąż śpi".encode("cp1250"), "Wąż śpi"),
+    ],
+)  # fmt: skip
+def test_labels_are_known_as_they_are_spelled_and_mean_the_set_of_windows(label: str, data: bytes, text: str) -> None:
+    assert charsets.decode(data, label)[0] == text
+
+
 @pytest.mark.parametrize("label", ["nonsense", "x-unknown", "rot13", "unicode_escape", "iso-2022-cn"])
 def test_a_label_that_is_not_known_is_refused_and_never_guessed(label: str) -> None:
     data = "Привет".encode("cp1251")
@@ -95,7 +109,7 @@ def test_a_label_that_is_not_known_is_refused_and_never_guessed(label: str) -> N
     "data",
     [
         "Привет из порта".encode("cp1251"), "東京".encode("cp932"), "陶喆".encode("gbk"),
-        "Powódź w Łęgach, wąż".encode("cp1250"), "γερανός".encode("cp1253"), "Jürgen aus Köln".encode("mac_roman"),
+        "Powódź w Łęgach, wąż".encode("cp852"), "γερανός".encode("cp1253"), "Jürgen aus Köln".encode("mac_roman"),
     ],
 )  # fmt: skip
 def test_words_that_no_western_language_has_are_refused_without_a_label(data: bytes) -> None:
@@ -189,6 +203,11 @@ PROSE = {
     "cp1251": "Мост через гавань построил известный инженер, и цена была сорок восемь тысяч крон.",
     "koi8_r": "Мост через гавань построил известный инженер, и цена была сорок восемь тысяч крон.",
     "cp1253": "Η γέφυρα του λιμανιού χτίστηκε από γνωστό μηχανικό και κόστισε σαράντα χιλιάδες.",
+    "cp1255": "הגשר מעל הנהר שולם על ידי העיר, והנמל נבנה על ידי המהנדסת.",
+    "cp1256": "دفعت المدينة ثمن الجسر فوق النهر، وبنت المهندسة الميناء.",
+    "cp1250": "Most přes řeku stál čtyřicet osm tisíc korun, žádný jiný nebyl dražší.",
+    "iso8859_2": "Zażółć gęślą jaźń, łódź płynie do Gdańska.",
+    "cp1257": "Rīgā ir liela noliktava, kas ļoti plaša.",
 }
 
 
@@ -223,6 +242,16 @@ def test_bytes_in_headers_are_in_the_set_that_the_characters_of_the_message_show
     assert jis.title == "倉庫"
 
 
+@pytest.mark.parametrize(
+    ("text", "codec"),
+    [("Jiří Novák, Plzeň", "cp1250"), ("Kovács úr Győrből", "cp1250"), ("Şi ţara", "cp1250"), ("Žemaitė", "cp1257")],
+)
+def test_letters_that_no_western_word_has_together_are_those_of_another_language(text: str, codec: str) -> None:
+    assert charsets.detect(text.encode(codec)) == (text, f"windows-{codec[2:]}")
+    mixed = "Søren Díaz aus Besançon, Él comió 3 ½ kg, Ação e lições, Malmö"
+    assert charsets.detect(mixed.encode("cp1252")) == (mixed, "windows-1252")
+
+
 def test_turkish_is_not_taken_for_icelandic() -> None:
     turkish, icelandic = (
         "Köprünün ücreti yüksek, kamyonlar geçemez. İğdır, şöyle",
@@ -255,7 +284,7 @@ def test_a_page_in_one_line_is_detected_by_its_beginning() -> None:
     "data",
     [
         "Prénom: Zoé, Noël. Âge: trois ans.".encode("mac_roman"),
-        "Powódź w Łęgach, wąż".encode("cp1250"), "γερανός".encode("cp1253"), "Привет".encode("cp1251"),
+        "Powódź w Łęgach, wąż".encode("cp852"), "γερανός".encode("cp1253"), "Привет".encode("cp1251"),
         b"\xed\xa0\x80 half a pair", b"ab\xc3", "é".encode() * 9 + b"\xff",
         bytes(range(128, 256)) * 4,
     ],
