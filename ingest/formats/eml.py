@@ -1,6 +1,7 @@
 """E-mail messages (RFC 5322) to text: subject, people, date, the text, and the names of what is attached.
 
-Of a text that is there as plain text and as HTML, the plain one is read. Of a signed message the content is read. A
+Of a text that is there as plain text and as HTML, the plain one is read, unless it lacks what HTML raises or strikes
+out. Of a signed message the content is read. A
 message that was forwarded inside another is read under a heading of its own. Attachments are named and not opened.
 """
 
@@ -36,6 +37,9 @@ _STUB = 300
 """Most characters of a plain text that says no more than where to read the message."""
 _ADDRESS = re.compile(r"<[^<>\s]*+>|https?://\S++")
 _BETWEEN = "\n\n"
+_KINDS = {"application/xhtml+xml": "text/html"}
+_MARKED = re.compile(rb"<(?:su[bp]|s|del|strike)[\s>]|line-through|vertical-align\s?:\s?su[bp]", re.IGNORECASE)
+"""What plain text has no words for: raised, lowered and struck out text."""
 
 
 class _BoundedHeaders(EmailPolicy):
@@ -64,7 +68,7 @@ def parse(data: bytes, limit: int) -> Parsed:
         InvalidDocument: The file is no message, or is encrypted.
         TooLarge: The text has over `limit` bytes.
     """
-    message = _message(data.removeprefix(codecs.BOM_UTF8))
+    message = _message(data.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n"))
     if not any(_header(message, name) for name in _NEEDED):
         raise InvalidDocument("it is no e-mail message: it names no sender, receiver, subject or date")
     reader = _Reader(TextRoom(limit))
@@ -110,7 +114,7 @@ class _Reader:
             self._write(f"Attachments: {', '.join(attached)}")
 
     def _write_part(self, part: EmailMessage, attached: list[str]) -> None:
-        kind = part.get_content_type()
+        kind = _KINDS.get(kind := part.get_content_type(), kind)
         if kind == "multipart/encrypted":
             raise InvalidDocument("it is encrypted; save it without encryption")
         if _may_be_signed(part, kind):
@@ -144,9 +148,10 @@ class _Reader:
         self._signed -= 1
 
     def _write_best(self, parts: list[EmailMessage], attached: list[str]) -> None:
-        """Write one of several forms of a text: the plain one if it says anything, else the last, the richest one."""
+        """Write one of several forms of a text: the plain one if it says all, else the last, the richest one."""
         plain = [part for part in parts if part.get_content_type() == "text/plain" and _says(part, len(parts) > 1)]
-        for part in plain[:1] or parts[-1:]:
+        marked = [part for part in parts if plain and _is_marked(part)]
+        for part in marked[-1:] or plain[:1] or parts[-1:]:
             self._write_part(part, attached)
 
     def _write(self, text: str) -> None:
@@ -158,6 +163,12 @@ def _says(part: EmailMessage, is_one_of_several: bool) -> bool:
     """Whether a plain text says more than that there is another one in HTML, as those of some newsletters do."""
     text = _text(part, "text/plain")[0].strip()
     return bool(text) and not (is_one_of_several and len(text) <= _STUB and "html" in _ADDRESS.sub("", text).lower())
+
+
+def _is_marked(part: EmailMessage) -> bool:
+    """Whether HTML says what plain text would change: `10<sup>6</sup>` is 106 there."""
+    pages = (inner for inner in part.walk() if inner.get_content_type() == "text/html")
+    return any(_MARKED.search(_bytes_of(cast("EmailMessage", page))) for page in pages)
 
 
 def _parts(part: EmailMessage) -> Iterator[EmailMessage]:
@@ -185,7 +196,7 @@ def _text(part: EmailMessage, kind: str) -> tuple[str, str]:
     elif str(part.get_param("format", "")).lower() == "flowed":
         whole = flowed(text, str(part.get_param("delsp", "")).lower() == "yes")
     else:
-        whole = unwrapped(text)
+        whole = unwrapped(text, markdown=kind == "text/markdown")
     return without_headings("\n".join(line.rstrip() for line in whole.split("\n"))), encoding
 
 

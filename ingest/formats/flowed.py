@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ragkv.ingest.paragraphs import quote_of
 from ragkv.ingest.wrapping import SIGNATURE, unwrapped
 
 _LINE_ENDS = re.compile(r"\n++")
@@ -20,8 +21,8 @@ def flowed(text: str, delete_spaces: bool = False) -> str:
         return unwrapped(text)
     out, parts, depth = list[str](), list[str](), -1
     for line in lines:
-        bare = line.lstrip(">")
-        quoted, bare = len(line) - len(bare), bare.removeprefix(" ")
+        quote = quote_of(line) if line[:1] == ">" else ""
+        quoted, bare = quote.count(">"), line[len(quote) :] if quote else line.removeprefix(" ")
         goes_on = bare.endswith(" ") and bare not in SIGNATURE
         if parts and (quoted != depth or bare in SIGNATURE):
             out.append("".join(parts).rstrip())

@@ -194,6 +194,7 @@ def test_messages_are_read_without_their_wraps() -> None:
         "e p", "ep"
     )
     assert message(PROSE, "; format=flowed") == JOINED
+    assert message("> > nine \n> > tons\n> So?", "; format=flowed") == "> > nine tons\n> So?"
 
 
 LINES: dict[str, tuple[str, str]] = {

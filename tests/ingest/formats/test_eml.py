@@ -50,6 +50,21 @@ def test_a_plain_text_that_only_says_that_there_is_html_is_not_read() -> None:
     assert "GONE" not in parse(short.as_bytes(), LIMIT).text
 
 
+@pytest.mark.parametrize(
+    "page", ["<p>10<sup>6</sup> l", "<p><s>120</s> 10^6 l", "<p>10<i style='vertical-align: super'>6</i> l"]
+)
+def test_html_is_read_where_plain_text_lacks_what_is_off_the_line_or_struck_out(page: str) -> None:
+    made = message(text="106 l, 120")
+    made.add_alternative(page, subtype="html")
+    assert parse(made.as_bytes(), LIMIT).text.endswith("\n\n10^6 l")
+
+
+def test_empty_lines_above_the_headers_and_pages_of_xml_are_read() -> None:
+    page = b"<html xmlns='http://www.w3.org/1999/xhtml'><body><p>10<sup>6</sup> l</p></body></html>"
+    mail = b"\r\n\n" + HEAD + b"Content-Type: application/xhtml+xml\r\n\r\n" + page
+    assert parse(mail, LIMIT).text.endswith("\n\n10^6 l")
+
+
 def test_attachments_are_named_and_not_opened() -> None:
     made = message()
     made.add_attachment(b"PK\3\4", maintype="application", subtype="zip", filename="bomb.zip")
