@@ -40,9 +40,10 @@ def column_names(row: Sequence[str]) -> list[str]:
         return []
     seen = dict[str, int]()
     for at, name in enumerate(names):
-        if name:
-            seen[name] = seen.get(name, 0) + 1
-            names[at] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+        while name and names[at] in seen:
+            seen[name] += 1
+            names[at] = f"{name} ({seen[name]})"
+        seen[names[at]] = 1
     return names
 
 

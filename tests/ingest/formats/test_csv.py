@@ -61,6 +61,14 @@ def test_a_first_row_that_names_nothing_is_a_row(first: str) -> None:
         ("p,q\nx,y,z\nw\n", "p | q\n\nx: w\n\nx | y | z"),
         ('Name,Said\nVala,"a \\"b\\", c"\n', 'Name: Vala\nSaid: a "b", c'),
         ('Name,Path\nVala,"a\\"\n', "Name: Vala\nPath: a\\"),
+        ('"Name" , "Town"\n"Vala" , "Orrin"\n', "Name: Vala\nTown: Orrin"),
+        ("Konto;Ort;1 234,56\n1;Orrin;-5,00\n2;Tarn;7,00\n",
+         "Konto: 1\nOrt: Orrin\n1 234,56: -5,00\n\nKonto: 2\nOrt: Tarn\n1 234,56: 7,00"),
+        ("List\n-----------\n| Part | No |\n-----------\n| Rope | 7 |\n+---+---+\n", "List\n\nPart: Rope\nNo: 7"),
+        ("'Name','Town'\n'Vala','Orrin, East'\n", "Name: Vala\nTown: Orrin, East"),
+        ("sep = ;\nName;Town\nVala;Orrin\n", "Name: Vala\nTown: Orrin"),
+        ("sep=\\t\nName\tTown\nVala\tOrrin\n", "Name: Vala\nTown: Orrin"),
+        ("A,A (2),A,B\n1,2,3,4\n", "A: 1\nA (2): 2\nA (3): 3\nB: 4"),
     ],
 )  # fmt: skip
 def test_comments_short_names_and_quotation_marks(data: str, text: str) -> None:
