@@ -24,9 +24,11 @@ _JOINING = {"and", "or", "to", "und", "oder", "bzw.", "sowie", "bis", "en", "of"
 """Words between two of which the first lacks its end: `pre- and post-war`, `Sonn- und Feiertage`."""
 _STAMP = re.compile(
     r"\[?\d{1,4}([-./])\d{1,2}\1\d{1,4},?[ T]{1,2}\d{1,2}:\d\d|\[?\d{1,2}:\d\d(?::\d\d)?\]?\s"
-    r"|[A-Z][a-z]{2}  ?\d{1,2} \d\d:\d\d:\d\d "
+    r"|[A-Z][a-z]{2}  ?\d{1,2} \d\d:\d\d:\d\d |\[?(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|FATAL)\b"
 )
-"""A date and time, or a time, at the beginning of an entry in a log or of what somebody says in a chat."""
+"""A date and time, a time, or how bad it is, at the beginning of an entry in a log or of what somebody says in a chat."""
+_BROKEN_WORD = re.compile(r"\b([^\W\d_]{1,40})-\n([^\W\d_]{1,40})([^\s\w-]*+)(?: |(?=\n)|\Z)")
+_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*+")
 WIDE_FROM, _WIDE_TO = "\u2e80", "\uff60"
 """First and last of the letters of Chinese and Japanese, which are two wide. Those of Korean lie between them."""
 
@@ -169,3 +171,27 @@ def _is_lower(line: str) -> bool:
 def _ends(line: str) -> bool:
     """Whether a line ends as a sentence does."""
     return line.rstrip(_CLOSERS)[-1:] in _ENDS
+
+
+def with_whole_words(text: str) -> str:
+    """Return a text in which words that were broken at a syllable are whole, where it has them so elsewhere."""
+    if not _breaks_a_word(text):
+        return text
+    words = set(_WORD.findall(text.lower()))
+
+    def whole(match: re.Match[str]) -> str:
+        left, right, rest = match[1], match[2], match[3]
+        is_broken = f"{left}{right}".lower() in words and f"{left}-{right}".lower() not in words
+        return f"{left}{right}{rest}\n" if is_broken else match[0]
+
+    return _BROKEN_WORD.sub(whole, text)
+
+
+def _breaks_a_word(text: str) -> bool:
+    """Whether a line of a text ends in a letter and a hyphen, and the next one begins with a letter."""
+    at = text.find("-\n")
+    while at >= 0:
+        if text[max(at - 1, 0)].isalpha() and text[at + 2 : at + 3].isalpha():
+            return True
+        at = text.find("-\n", at + 2)
+    return False

@@ -15,19 +15,19 @@ import re
 from collections.abc import Iterator, Sequence
 from operator import add
 
-from ragkv.ingest.paragraphs import FULL, VERSE, WIDE, WIDE_FROM, indent_of, joined, quote_of
+from ragkv.ingest.paragraphs import FULL, VERSE, WIDE, WIDE_FROM, indent_of, joined, quote_of, with_whole_words
 
 LONGEST = 65536
 """Characters of lines that are held at once, unless they are code."""
 _WIDEST = 120
 """Characters of the longest line that a program wraps."""
 _SENTENCE_ENDS = (".", "!", "?", "…", ".”", '."', ":", ";")
-_FENCE = re.compile(r" {0,3}(```|~~~|\$\$)")
+_FENCE = re.compile(r" {0,3}(```|~~~|\$\$|<pre\b)")
 _ITEM = re.compile(r"\s{0,12}(?:[-*+•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)]|\[[ xX]\])\s+\S")
 _APART = re.compile(r"\t|[^\s.!?:] {2,}\S|\S {3,}\S| \| |^\s{0,3}\||\|\s*$")
 """What columns of a table have between them."""
 _ALONE = re.compile(
-    r"\s{0,3}(?:#{1,6}(?:\s|$)|[=*_~-]{3,}\s*$|(?:[-*_] ){2,}[-*_]\s*$|<[A-Za-z/!]|\[[^\]\n]{1,80}\]:|:\s|\.\.\s|@|\$ )"
+    r"\s{0,3}(?:#{1,6}(?:\s|$)|[=*_~-]{3,}\s*$|(?:[-*_] ){2,}[-*_]\s*$|<[A-Za-z/!]|\[[^\]\n]{1,80}\]:|:(?:\s|::)|\.\.\s|@|\$ )"
 )
 """Lines that belong to no paragraph: headings, rules, elements of HTML, definitions, commands."""
 _CODE = re.compile(
@@ -49,9 +49,7 @@ _ITEM_BEGINS, _ALONE_BEGINS, _CODE_BEGINS = "-*+•‣▪◦–—[", "#=*_~-<[:
 _CODE_ENDS = "{};\\"
 _ODD_ENDS = frozenset(" -‐‑–\xad")
 """Ends of lines that are joined otherwise than by a space."""
-_BROKEN_WORD = re.compile(r"\b([^\W\d_]{1,40})-\n([^\W\d_]{1,40})([^\s\w-]*+)(?: |(?=\n)|\Z)")
-_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*+")
-_INDENTS = ("    ", "\t")
+_INDENTS, _FRONT_MARKS = ("    ", "\t"), ("---", "+++")
 SIGNATURE = ("--", "-- ")
 """Lines above the signature of a message."""
 
@@ -61,15 +59,17 @@ def unwrapped(text: str, markdown: bool = False) -> str:
     text_end = len(text) if text.endswith("\n\n") else len(text) - text.endswith("\n")
     if text.count("\n", 0, text_end) == 2 * text.count("\n\n"):  # no line has another below it
         return text
-    text = _with_whole_words(text) if "-\n" in text else text
+    text = with_whole_words(text) if "-\n" in text else text
     text, signature = (text, "") if markdown else _signed(text)
-    if markdown and text.startswith("---"):
+    if markdown and text.startswith(_FRONT_MARKS):
         return _unwrapped(text, markdown)
     out, others, size, is_open = list[str](), list[str](), 0, False
     for block, end in _blocks(text):
         plain = None if is_open else _plain(block, markdown)
-        if plain is None and not (others or is_open or markdown) and _is_program(block):
-            plain = block
+        if plain is None and not (is_open or markdown):
+            plain = _indented(block) if block.startswith(_INDENTS[0]) else None
+            if plain is None and not others and _is_program(block):
+                plain = block
         if plain is None:
             others += [block, end]
             size += len(block)
@@ -81,30 +81,6 @@ def unwrapped(text: str, markdown: bool = False) -> str:
             out += [plain, end]
     out.append(_unwrapped("".join(others), markdown))
     return "".join(out) + signature
-
-
-def _with_whole_words(text: str) -> str:
-    """Return a text in which words that were broken at a syllable are whole, where it has them so elsewhere."""
-    if not _breaks_a_word(text):
-        return text
-    words = set(_WORD.findall(text.lower()))
-
-    def whole(match: re.Match[str]) -> str:
-        left, right, rest = match[1], match[2], match[3]
-        is_broken = f"{left}{right}".lower() in words and f"{left}-{right}".lower() not in words
-        return f"{left}{right}{rest}\n" if is_broken else match[0]
-
-    return _BROKEN_WORD.sub(whole, text)
-
-
-def _breaks_a_word(text: str) -> bool:
-    """Whether a line of a text ends in a letter and a hyphen, and the next one begins with a letter."""
-    at = text.find("-\n")
-    while at >= 0:
-        if text[max(at - 1, 0)].isalpha() and text[at + 2 : at + 3].isalpha():
-            return True
-        at = text.find("-\n", at + 2)
-    return False
 
 
 def unwrapped_in_place(text: str) -> str:
@@ -188,6 +164,15 @@ def _plain(block: str, markdown: bool) -> str | None:
     return block.replace("\n", " ")
 
 
+def _indented(block: str) -> str | None:
+    """Return a paragraph of plain sentences that has a margin in one line; None for any other block."""
+    body = block.rstrip("\n")
+    lines = body.split("\n")
+    margin = min(len(line) - len(line.lstrip(" ")) for line in lines)
+    plain = _plain("\n".join(line[margin:] for line in lines), markdown=False) if len(lines) > 1 else None
+    return None if plain is None or "\n" in plain else plain + block[len(body) :]
+
+
 def _is_program(block: str) -> bool:
     """Whether a block is one of a program, by the signs that its lines have and those that they end in."""
     if "=" not in block and "(" not in block:
@@ -204,6 +189,8 @@ def _is_left_open(block: str, is_open: bool) -> bool:
     if any(mark in block for mark in ("```", "~~~", "$$")):
         for line in block.split("\n"):
             is_open ^= _FENCE.match(line) is not None
+    elif "<pre" in block or "</pre" in block:
+        is_open = f"\n{block}".rfind("\n<pre") > block.rfind("</pre")
     return is_open
 
 
@@ -227,7 +214,7 @@ def _unwrapped(text: str, markdown: bool) -> str:
 
 def _has_fences(text: str) -> bool:
     """Whether a line of a text may begin or end code."""
-    return "```" in text or "~~~" in text or "$$" in text
+    return "```" in text or "~~~" in text or "$$" in text or "<pre" in text
 
 
 def _lines(lines: Sequence[str], markdown: bool, fenced: bool) -> Iterator[tuple[str, bool, bool]]:
@@ -240,8 +227,8 @@ def _lines(lines: Sequence[str], markdown: bool, fenced: bool) -> Iterator[tuple
     for at, line in enumerate(lines):
         mark = _FENCE.match(line) if fenced else None
         if at < start or fence or mark:
-            if mark and at >= start:
-                fence = "" if fence == mark[1] else fence or mark[1]
+            if at >= start:
+                fence = _fence_behind(line, fence, mark[1] if mark else "")
             yield line, False, False
             continue
         bare = line.strip()
@@ -258,6 +245,13 @@ def _lines(lines: Sequence[str], markdown: bool, fenced: bool) -> Iterator[tuple
         yield line, is_prose and (markdown or not _is_code(line, bare)), is_item
 
 
+def _fence_behind(line: str, fence: str, mark: str) -> str:
+    """Return the mark of the code that a line is in, as it is behind the line. mark: What the line begins with."""
+    if (fence or mark) == "<pre":
+        return "" if "</pre" in line else "<pre"
+    return "" if fence == mark else fence or mark
+
+
 def _is_code(line: str, bare: str) -> bool:
     """Whether a line is one of a program rather than of a sentence. bare: the line without white space around it."""
     end = bare[-1:]
@@ -267,10 +261,10 @@ def _is_code(line: str, bare: str) -> bool:
 
 
 def _front_matter(lines: Sequence[str]) -> int:
-    """Return how many lines at the start are metadata between two lines of dashes."""
-    if lines[0].rstrip() != "---":
+    """Return how many lines at the start are metadata between two lines of dashes, or of plus signs."""
+    if (mark := lines[0].rstrip()) not in _FRONT_MARKS:
         return 0
-    return next((at + 1 for at in range(1, len(lines)) if lines[at].rstrip() == "---"), 0)
+    return next((at + 1 for at in range(1, len(lines)) if lines[at].rstrip() == mark), 0)
 
 
 def _begins_anew(before: str, line: str, markdown: bool, quoted: bool) -> bool:

@@ -104,6 +104,8 @@ def test_a_break_of_markdown_is_a_space_unless_its_author_says_otherwise(text: s
         "2026-01-02 12:05:00 stopped the crane, for its cable was worn",
         "[02.01.26, 12:00:10] Ada: shall we meet at the crane of the old harbour tomorrow at noon?\n"
         "[02.01.26, 12:01:00] Ben: no, the road that leads to it is closed",
+        "ERROR 2026-01-01 10:00:01 the crane of the harbour stopped at gate seven\n"
+        "INFO 2026-01-01 10:01:00 all is well in the harbour and at the gates",
         "int main(void) {\n    return 0;\n}",
         "INTRODUCTION\nThe harbour of Tarn was built by the famous engineer Ada Maria.",
         f"One line.\n-- \nVala Brook\n{PROSE}",
@@ -152,6 +154,21 @@ SENT = {
 @pytest.mark.parametrize("name", SENT)
 def test_other_text_in_json_is_stored_as_it_was_sent(name: str) -> None:
     assert unwrapped_in_place(SENT[name]) == SENT[name]
+
+
+def test_a_margin_is_no_mark_of_code_in_plain_text() -> None:
+    margin = " " * 7 + PROSE.replace("\n", "\n       ")
+    assert unwrapped(f"{margin}\n\n{margin}\n") == f"{JOINED}\n\n{JOINED}\n"
+    assert unwrapped(margin, markdown=True) == margin
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<pre>\nThe harbour is built of\ntwo walls.\n\nThe sea is calm and\nit is deep.\n</pre>",
+     '+++\ntitle = "The harbour"\ndate = 2026\n+++', "::: note\nThe harbour is old.\n:::"],
+)  # fmt: skip
+def test_blocks_of_markdown_keep_their_breaks(text: str) -> None:
+    assert unwrapped(f"{text}\n\n{PROSE}", markdown=True) == f"{text}\n\n{JOINED}"
 
 
 def test_a_word_that_is_broken_is_whole_where_the_text_has_it_so() -> None:
