@@ -20,6 +20,8 @@ MAX_TITLE = 300
 # Characters that occur in files but cannot be in text: control characters and halves of surrogate pairs.
 _MARKED = re.compile(r"^ {0,3}(?:#{1,6}[ \t]|```|~~~)", re.MULTILINE)
 """A line of text that would be taken for a heading, or for the beginning of code."""
+_FRACTION = re.compile(r"(?:\n|\A)([^\n]{1,20})\n(/)\n([^\n]{1,20})(?:\n|\Z)")
+"""A fraction whose parts are lines of their own."""
 _NO_TEXT = re.compile("[\0-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 
 
@@ -126,6 +128,7 @@ class TextBlocks:
             text = "\n".join(line.rstrip() for line in whole.replace(LINE, "\n").split("\n")).strip("\n")
         else:
             text = "\n".join(" ".join(line.split()) for line in whole.split(LINE)).strip("\n")
+            text = _FRACTION.sub(r" \1\2\3 ", text).strip(" ") if "\n/\n" in text else text
         text = resolved(text)
         if not text or text.isspace():
             return
@@ -153,6 +156,17 @@ class TextBlocks:
         if self._tables:
             self._tables.pop()
 
+    def add_columns(self, count: int, hidden: bool) -> None:
+        """Say of the next columns of the open table whether they are hidden."""
+        if self._tables:
+            self._tables[-1].add_columns(count, hidden)
+
+    def open_section(self) -> None:
+        """Begin a part of the open table, into which no cell above it reaches."""
+        self.pause()
+        if self._tables:
+            self._tables[-1].end_spans()
+
     def open_row(self) -> None:
         """Begin a table row."""
         self.pause()
@@ -163,6 +177,11 @@ class TextBlocks:
         self.pause()
         if self._rows:
             self._rows[-1].append(Cell(columns, rows))
+
+    def skip_cell(self, columns: int) -> None:
+        """Leave out a cell that is hidden; where its table has hidden columns, it stands in one of them."""
+        if self._tables and self._tables[-1].hides_columns:
+            self.open_cell(columns)
 
     def widen_cell(self, columns: int = 1, like: str = "") -> None:
         """Let the open cell span columns, or be a part of the one `above` or `left`."""
@@ -175,8 +194,9 @@ class TextBlocks:
         self.pause()
         if not self._rows:
             return
-        cells = self._rows.pop()
-        line, repeated = (self._tables[-1] if self._tables else Table()).line(cells)
+        cells, table = self._rows.pop(), self._tables[-1] if self._tables else Table()
+        table.take_hidden(cells)
+        line, repeated = table.line(cells)
         self._room.take(" " * repeated)
         if line:
             self._add(deque([TextBlock("| ", line, self.place)]))

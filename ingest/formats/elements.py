@@ -24,6 +24,14 @@ BLOCKS = {
     *("header", "hgroup", "hr", "legend", "li", "main", "menu", "nav", "ol", "p", "pre", "search", "section"),
     *("summary", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "ul"),
 }
+HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
+TABLE_PARTS = {"tbody", "thead", "tfoot"}
+SHAPED = {"table", *TABLE_PARTS, "col", "tr", "td", "th", "ol", "ul", "menu", "li", "pre", *HEADINGS}
+"""Blocks that are more than paragraphs."""
+INLINE = {"a", "sup", "sub", "img", "input", "font"}
+"""Elements inside of blocks that are more than their text."""
+ANCHORS = {"¶", "§", "#"}
+"""Texts of links that point from a heading to itself."""
 _MAIN_TAGS, _MAIN_ROLES = {"main", "article"}, {"main", "article"}
 _AROUND_TAGS = {"nav", "search"}
 _AROUND_PAGE = {"header", "footer", "aside"}
@@ -49,6 +57,7 @@ _MOVED = re.compile(
     re.IGNORECASE,
 )
 """Small letters that are moved above or below the line by a length."""
+_RAISED_BY_WORD = re.compile(r"(?<![\w-])top\s*:\s*(-?)(?:[2-9]|\d\d)(?:\.\d{1,4})?pt", re.IGNORECASE)
 _NOTES = {"noteref", "doc-noteref"}
 """Kinds of links that lead to a note."""
 _NEAREST = 8
@@ -74,13 +83,16 @@ def script(node: LexborNode, tag: str, attributes: Attributes) -> str:
         return scripts.NOTE if _leads_into(node.parent) else scripts.SUP
     if tag == "sub":
         return scripts.SUB
-    return _moved(style) if (style := attributes.get("style")) else ""
+    return _moved(style, node) if (style := attributes.get("style")) else ""
 
 
-def _moved(style: str) -> str:
-    """Return the mark of what a style moves above or below the line."""
+def _moved(style: str, node: LexborNode) -> str:
+    """Return the mark of what a style moves above or below the line. Word moves text without making it small."""
     if raised := _RAISING.search(style):
         return scripts.SUP if raised[1].lower() == "super" else scripts.SUB
+    if "font-size" not in style and "relative" in style and (raised := _RAISED_BY_WORD.search(style)):
+        is_text = node.first_child is not None and node.first_child.tag == "-text"
+        return (scripts.SUP if raised[1] else scripts.SUB) if is_text else ""
     if "font-size" not in style or (moved := _MOVED.search(style)) is None:
         return ""
     is_top = moved[0].lower().startswith("top")
@@ -94,8 +106,13 @@ def _is_note_link(node: LexborNode, attributes: Attributes) -> bool:
     kinds = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
     if _NOTES.intersection(kinds):
         return True
-    before, inner = node.prev, node.first_child
-    if "#" not in (attributes.get("href") or "") or before is None or before.tag != "-text":
+    before, inner, behind = node.prev, node.first_child, node.next
+    if "#" not in (attributes.get("href") or ""):
+        return False
+    if before is None:  # the mark of the note itself
+        is_mark = inner is not None and (inner.text_content or "").isdigit() and behind is not None
+        return is_mark and behind is not None and behind.tag == "-text" and (behind.text_content or "")[:1].isalpha()
+    if before.tag != "-text":
         return False
     is_number = inner is not None and inner.tag == "-text" and (inner.text_content or "").strip("[]*†‡ ").isdigit()
     return (
@@ -116,6 +133,12 @@ def is_line(attributes: Attributes) -> bool:
         return True
     style = attributes.get("style") or ""
     return "display" in style and "float" not in style and _LINE_STYLE.search(style) is not None
+
+
+def ticked(attributes: Attributes) -> str:
+    """Return the box that an element draws which is no `input`; empty for none."""
+    box = _BOXES.get(attributes.get("role") or "")
+    return box[attributes.get("aria-checked") == "true"] if box and "aria-checked" in attributes else ""
 
 
 def filled_in(attributes: Attributes) -> str:
@@ -175,3 +198,7 @@ def _is_in_section(node: LexborNode) -> bool:
             break
         around = around.parent
     return around is not None and around.tag in _SECTIONS
+
+
+def items_of(listed: LexborNode) -> int:
+    return sum(1 for child in listed.iter() if child.tag == "li")

@@ -58,7 +58,7 @@ def _parse(package: Package, limit: int) -> Parsed:
             source, encoding = decode(package.bytes_of(name))
             encodings.add(encoding)
             page = html.parse_text(html_of(source), limit, MAIN, styles.of_page(name, source))
-            if text := page.text.strip():
+            if text := page.text.rstrip():  # a line that is indented begins with spaces
                 texts.append(room.take(text))
     language = {"language": one_line(book.language)} if book.language.strip() else {}
     encodings.discard("")

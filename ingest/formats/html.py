@@ -26,18 +26,25 @@ from ragkv.errors import TooLarge
 from ragkv.ingest.formats import scripts
 from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
 from ragkv.ingest.formats.elements import (
+    ANCHORS,
     AROUND,
     BLOCKS,
     BODY,
+    HEADINGS,
+    INLINE,
     MAIN,
+    SHAPED,
+    TABLE_PARTS,
     Attributes,
     filled_in,
     font_of,
     is_anchor,
     is_line,
     is_unseen,
+    items_of,
     place_of,
     script,
+    ticked,
 )
 from ragkv.ingest.formats.numbering import NumberedList, span_of
 from ragkv.ingest.formats.page_source import (
@@ -60,14 +67,6 @@ MAIN_SHARE = 0.25
 """Share of the text outside `around` that `main` must hold for `body` to be left out."""
 LEAST_SHARE = 0.1
 """Where the rest holds no more than this share of the text `around`, nothing is left out."""
-ANCHORS = {"¶", "§", "#"}
-"""Texts of links that point from a heading to itself."""
-
-_HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
-_SHAPED = {"table", "tr", "td", "th", "ol", "ul", "menu", "li", "pre", *_HEADINGS}
-"""Blocks that are more than paragraphs."""
-_INLINE = {"a", "sup", "sub", "img", "input", "font"}
-"""Elements inside of blocks that are more than their text."""
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -145,22 +144,25 @@ class _Page:
             attributes = styled
         else:
             sheets = None
-        if is_unseen(tag, attributes) or (sheets is not None and sheets.hides()):
+        if is_unseen(tag, attributes) or (sheets is not None and sheets.hides(node.attributes)):
             self._path[-1] = (blocks.place, None)
+            if tag == "col":
+                blocks.add_columns(span_of(attributes.get("span")), hidden=True)
+            elif tag in ("td", "th"):
+                blocks.skip_cell(span_of(attributes.get("colspan")))
             return False
         if tag == "math":
             self._formula = _formula()
             return True
-        is_block = tag in BLOCKS
-        if is_block:
+        if tag in BLOCKS:
             blocks.pause(verbatim=self._verbatim > 0)
-        elif tag in _INLINE or "style" in attributes or "role" in attributes:
+        elif tag in INLINE or "style" in attributes or "role" in attributes:
             self._enter_inline(node, tag, attributes)
         place = place_of(node, tag, attributes, blocks.place)
         if place != blocks.place:
             blocks.pause()
             blocks.place = place
-        if tag in _SHAPED:
+        if tag in SHAPED:
             self._enter_block(node, tag, attributes)
         if sheets is not None and (written := sheets.start()):
             blocks.write(written)
@@ -170,16 +172,20 @@ class _Page:
         blocks = self._blocks
         if tag == "table":
             blocks.open_table()
+        elif tag == "col":
+            blocks.add_columns(span_of(attributes.get("span")), hidden=False)
+        elif tag in TABLE_PARTS:
+            blocks.open_section()
         elif tag == "tr":
             blocks.open_row()
         elif tag in ("td", "th"):
             blocks.open_cell(span_of(attributes.get("colspan")), span_of(attributes.get("rowspan")))
         elif tag in ("ol", "ul", "menu"):
-            self._lists.append(NumberedList(attributes, _items(node)) if tag == "ol" else None)
+            self._lists.append(NumberedList(attributes, items_of(node)) if tag == "ol" else None)
         elif tag == "li":
             numbers = self._lists[-1] if self._lists else None
             blocks.mark("- " if numbers is None else numbers.mark(attributes))
-        elif tag in _HEADINGS:
+        elif tag in HEADINGS:
             blocks.mark("#" * int(tag[1]) + " ")
         self._verbatim += tag == "pre"
 
@@ -198,6 +204,8 @@ class _Page:
             self._path[-1] = (blocks.place, mark)
             self._notes += mark == scripts.NOTE
             blocks.write(mark)
+        elif "role" in attributes and (box := ticked(attributes)):
+            blocks.write(f" {box}")
         elif is_line(attributes):
             blocks.begin_line()
             self._path[-1] = (blocks.place, "" if self._verbatim else LINE)
@@ -240,7 +248,7 @@ class _Page:
             self._notes -= mark == scripts.NOTE
         if tag in BLOCKS or place != blocks.place:
             blocks.pause(verbatim=self._verbatim > 0)
-        if tag in _SHAPED and mark is not None:
+        if tag in SHAPED and mark is not None:
             self._leave_block(tag)
         blocks.place = place
 
@@ -252,7 +260,7 @@ class _Page:
             blocks.close_table()
         elif tag in ("ol", "ul", "menu") and self._lists:
             self._lists.pop()
-        if tag in _HEADINGS or tag == "li":
+        if tag in HEADINGS or tag == "li":
             blocks.mark("")
         self._verbatim -= tag == "pre"
 
@@ -290,7 +298,3 @@ def _walk(page: _Page, body: LexborNode) -> None:
         if not depth or following is None:
             return
         node = following
-
-
-def _items(listed: LexborNode) -> int:
-    return sum(1 for child in listed.iter() if child.tag == "li")

@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 _HOLDS = re.compile(r"@(?:layer\b|supports\s*\(|media\s+(?:only\s+)?(?:screen|all)\s*\Z)", re.IGNORECASE)
 """Rules around others that hold for every screen."""
+_UNQUOTED = str.maketrans("", "", "\"'")
 _COMPOUND = re.compile(
-    r"(\*|[a-z][a-z0-9]*)?((?:[.#][\w-]+)*)(?::nth-child\((\d{1,3})\)|(:first-child))?", re.IGNORECASE
+    r"(\*|[a-z][a-z0-9]*)?((?:[.#][\w-]+|\[[\w-]+(?:=[\"']?[\w-]*[\"']?)?\])*)(?::nth-child\((\d{1,3})\)|(:first-child))?", re.IGNORECASE
 )
 
 
 class SelectedElement(NamedTuple):
     """An element: its tag, classes, id and place, of which those that are empty may be any in a selector.
 
-    The place is counted from 1, where a selector asks for one.
+    The place is counted from 1, where a selector asks for one. An attribute is a class in brackets: `[open]`.
     """
 
     tag: str
@@ -107,8 +108,9 @@ def _named(word: str) -> SelectedElement | None:
     match = _COMPOUND.fullmatch(word)
     if match is None:
         return None
-    names = re.findall(r"([.#])([\w-]+)", match[2])
+    names = re.findall(r"([.#\[])([^.#\[\]]+)", match[2])
     ids = [name for sign, name in names if sign == "#"]
     tag = (match[1] or "").lower().strip("*")
-    classes = frozenset(name for sign, name in names if sign == ".")
+    attributes = (f"[{name.translate(_UNQUOTED)}]" for sign, name in names if sign == "[")
+    classes = frozenset((*(name for sign, name in names if sign == "."), *attributes))
     return SelectedElement(tag, ids[0] if ids else "", classes, int(match[3] or 0) if not match[4] else 1)

@@ -6,7 +6,7 @@ elements around them: `.note`, `p.old.x`, `table.prices .old`, `#menu > li`.
 .up { vertical-align: super }  raised or lowered, struck out, numbered by letters, or a line: as if it stood in `style`
 h2::before { content: … }   written there (page_content.py)
 td:nth-child(2) { … }      the second child of its parent
-@media print { … }          left out, as are rules of attributes, of states (`:hover`), and of what is beside an element
+@media print { … }          left out, as are rules of states (`:hover`), and of what is beside an element
 
 Selectors are matched here: lexbor's take time of the square of the page for `:nth-child` and `~`.
 """
@@ -62,12 +62,14 @@ class _Read(NamedTuple):
         says_anything: Whether they change what is shown.
         names_ids: Whether a rule asks for an id.
         names_places: Whether one asks for a place among the children.
+        attributes: Those that rules ask for.
     """
 
     keyed: _Rules[dict[str, list[StyleRule]]]
     says_anything: bool
     names_ids: bool
     names_places: bool
+    attributes: frozenset[str]
 
 
 _NONE: _Rules[list[StyleRule]] = _Rules([], [], [], [], [], [])
@@ -129,10 +131,13 @@ class StyleSheets:
         rule = max(self._inside(rules), key=_weight, default=None)
         return self._counters.text(rule.style) if rule else ""
 
-    def hides(self) -> bool:
-        """Whether the rules hide the element that was entered last: the most specific one, or the last of those."""
+    def hides(self, attributes: Attributes) -> bool:
+        """Whether the rules hide the element that was entered last: the most specific one, or the last of those.
+
+        attributes: Its own, of which `style` counts more than any rule.
+        """
         fitting = self._open[-1][1]
-        if not fitting.hidden:
+        if not fitting.hidden or _SHOWN.search(attributes.get("style") or ""):
             return False
         hidden = max(map(_weight, self._inside(fitting.hidden)), default=None)
         return hidden is not None and all(rule.weight < hidden for rule in self._inside(fitting.shown))
@@ -145,7 +150,10 @@ class StyleSheets:
             self._children[-1] += 1
             place = self._children[-1]
             self._children.append(0)
-        key = tag, id, attributes.get("class") or "", place
+        classes = attributes.get("class") or ""
+        for name in self._read.attributes & attributes.keys():
+            classes = f"{classes} [{name}] [{name}={attributes[name]}]"
+        key = tag, id, classes, place
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MOST_KNOWN:
@@ -198,7 +206,8 @@ def _read(sheets: tuple[str, ...]) -> _Read:
     says_anything = any((rules.hidden, rules.set_off, rules.before, rules.behind))
     parts = [part for rule in chain(*rules) for part in (rule.subject, *(part for _, part in rule.around))]
     ids, places = any(part.id for part in parts), any(part.place for part in parts)
-    return _Read(_Rules._make(map(_by_key, rules)), says_anything, ids, places)
+    named = {name[1:-1].partition("=")[0] for part in parts for name in part.classes if name[0] == "["}
+    return _Read(_Rules._make(map(_by_key, rules)), says_anything, ids, places, frozenset(named))
 
 
 def _set_off(body: str) -> list[str]:

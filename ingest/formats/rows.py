@@ -51,6 +51,38 @@ class Table:
     def __init__(self) -> None:
         self._below: dict[int, tuple[int, str]] = {}
         self._above: list[str] = []
+        self._columns, self._hidden = 0, set[int]()
+
+    def add_columns(self, count: int, hidden: bool) -> None:
+        """Say of the next columns whether they are hidden."""
+        end = self._columns + min(count, MOST_COLUMNS)
+        self._hidden.update(range(self._columns, end) if hidden else ())
+        self._columns = end
+
+    @property
+    def hides_columns(self) -> bool:
+        """Whether one of its columns is hidden."""
+        return bool(self._hidden)
+
+    def take_hidden(self, cells: list[Cell]) -> None:
+        """Take the cells of hidden columns out of a row; where others span rows, they stay and are empty."""
+        if not self._hidden:
+            return
+        at, kept = 0, list[Cell]()
+        for cell in cells:
+            while at in self._below:
+                at += 1
+            if not self._hidden.issuperset(range(at, at + min(cell.columns, MOST_COLUMNS))):
+                kept.append(cell)
+            at += cell.columns
+            if cell is not (kept or [None])[-1]:
+                cell.blocks.clear()
+        if not self._below and all(cell.rows == 1 for cell in cells):
+            cells[:] = kept
+
+    def end_spans(self) -> None:
+        """Let no cell reach into the rows that are yet to come."""
+        self._below = {}
 
     def line(self, cells: list[Cell]) -> tuple[str, int]:
         """Return a row as a line, and how much of it is repeated. The line is empty where it is no row of a table."""

@@ -108,7 +108,7 @@ class _Line:
             raised = _raised(inner, base, behind, mark == NOTE)
             if raised[0] == "^" and base.rstrip()[-2:] == "10":
                 self._parts[-1] = self._parts[-1].rstrip()
-            self.add(raised)
+            self.add(f"{raised} " if raised[:1] == "^" and raised[-1:].isdigit() and behind[:1].isdigit() else raised)
 
     def whole(self) -> str:
         return "".join(self._parts)

@@ -31,6 +31,10 @@ def test_an_element_that_is_closed_at_once_does_not_swallow_the_rest() -> None:
     assert parse(epub({"a": page('<div class="x"/><script src="y"/><p>kept<br/>too</p>')}), LIMIT).text == "kept\ntoo"
 
 
+def test_code_at_the_beginning_of_a_chapter_is_no_heading() -> None:
+    assert parse(epub({"a.xhtml": page("<pre># install\nmake</pre>")}), LIMIT).text == ("    # install\n    make")
+
+
 def test_heads_and_notes_of_chapters_are_read_and_page_numbers_are_not() -> None:
     note = '<aside epub:type="footnote">* in snow</aside>'
     chapter = f'<header><h1>One<br/>Snow</h1></header><p>In 19<i epub:type="pagebreak">6</i>87*</p>{note}'

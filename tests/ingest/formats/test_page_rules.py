@@ -26,6 +26,7 @@ def text(page: str, head: str = "") -> str:
         (f"<style>.t td:nth-child(2), th:nth-child(2) {GONE}</style>",
          "<table class=t><tr><th>Name<th>Pay<th>Town<tr><td>Vala<td>7<td>Orrin</table>", "Name | Town\nVala | Orrin"),
         (f"<style><!-- .x {GONE.upper()} --></style>", "<p class=x>a<p>b", "b"),
+        (f"<style>.x {GONE}</style>", "<p class=x style='display: block'>a<p>b", "a\n\nb"),
         (f"<style>li:first-child {GONE}</style>", "<ul><li>a<li>b<li>c</ul>", "- b\n- c"),
         ("<style>tr.x {visibility: collapse}</style>", "<table><tr><td>a<tr class=x><td>b</table>", "a"),
         ("<style>.x {vertical-align: 0.5em; font-size: 70%}</style>", "10<b class=x>6</b> l", "10^6 l"),

@@ -39,6 +39,10 @@ def slide(source: str) -> str:
         ("<tr><td colspan=3>Staff of 2026<tr><td>a<td>b<td>c", "Staff of 2026\n\na | b | c"),
         ("<tr><td><ol><li>one<li>two</ol><td>b", "1. one 2. two | b"),
         ("<tr><td># <td>Name<tr><td>1<td>Vala", "    # | Name\n1 | Vala"),
+        ("<tbody><tr><td rowspan=9>Orrin<td>day<tbody><tr><td>Lume<td>night", "Orrin | day\nLume | night"),
+        ("<col><col style='visibility:collapse'><col><tr><td>Vala<td>71000<td>Orrin", "Vala | Orrin"),
+        ("<col><col style='visibility:collapse'><tr><td>Vala<td>71000", "Vala"),
+        ("<col><col style='display:none'><col><tr><td>Vala<td style='display:none'>71000<td>Orrin", "Vala | Orrin"),
     ],
 )  # fmt: skip
 def test_cells_of_a_page_are_repeated_where_they_span(rows: str, lines: str) -> None:
@@ -127,6 +131,7 @@ def test_cells_of_a_slide_are_repeated_where_they_span() -> None:
         ("<ol><li>x<ul><li>y</ul><li>z</ol>", "1. x\n- y\n2. z"),
         ("<ul><li><input type=checkbox checked> done<li><input type=checkbox> open</ul>", "- [x] done\n- [ ] open"),
         ("<p><input type=radio checked>yes <input type=radio>no", "(x) yes ( ) no"),
+        ("<p><b role=checkbox aria-checked=true></b>yes <b role=checkbox aria-checked=false></b>no", "[x] yes [ ] no"),
         ("<p>See <img src=a.png alt='the plan of the yard'>.", "See the plan of the yard ."),
         ("<p>See <img src=a.png alt=''><img src=b.png>it", "See it"),
     ],
@@ -251,6 +256,9 @@ def test_lines_of_a_message_that_look_like_headings_are_none() -> None:
         (".z{display:block} .x{display:none}", True),
         (".y + .x{display:none}", False),
         (".main .x[title]{display:none}", False),
+        (".main [data-k]{display:none}", True),
+        ("div[data-k='7']{display:none}", True),
+        ("div[data-k='8']{display:none}", False),
         (".main > {display:none}", False),
         ("> .x{display:none}", False),
         ("*{display:none}", False),
@@ -266,7 +274,7 @@ def test_lines_of_a_message_that_look_like_headings_are_none() -> None:
 def test_what_the_style_of_a_page_hides_is_left_out(style: str, hidden: bool) -> None:
     shown = page(
         f"<html class=wide><head><style>{style}</style></head><body><p>a</p>"
-        "<div class=main id=top><div class='z x' id=i>secret</div><p>b</p></div>"
+        "<div class=main id=top><div class='z x' id=i data-k=7>secret</div><p>b</p></div>"
     )
     assert shown == ("a\n\nb" if hidden else "a\n\nsecret\n\nb")
 
