@@ -166,10 +166,12 @@ def _plain(block: str, markdown: bool) -> str | None:
 
 def _indented(block: str) -> str | None:
     """Return a paragraph of plain sentences that has a margin in one line; None for any other block."""
-    body = block.rstrip("\n")
-    lines = body.split("\n")
-    margin = min(len(line) - len(line.lstrip(" ")) for line in lines)
-    plain = _plain("\n".join(line[margin:] for line in lines), markdown=False) if len(lines) > 1 else None
+    if block.find("\n") <= VERSE:  # as nearly all code
+        return None
+    body, margin = block.rstrip("\n"), " " * (len(block) - len(block.lstrip(" ")))
+    if body.count("\n") != body.count(f"\n{margin}"):
+        return None
+    plain = _plain(body[len(margin) :].replace(f"\n{margin}", "\n"), markdown=False)
     return None if plain is None or "\n" in plain else plain + block[len(body) :]
 
 

@@ -102,6 +102,7 @@ def _rows(text: str, delimiter: str) -> Iterator[SheetRow]:
         lines, delimiter=delimiter, quotechar=quote, escapechar=escape, strict=strict, skipinitialspace=True
     )
     line, is_apart, is_spelled = 1, False, '="' in text
+    has_rules = any(rule in text for rule in ("---", "===", "+++", "___"))
     while True:
         try:
             row = next(reader, None)
@@ -111,7 +112,7 @@ def _rows(text: str, delimiter: str) -> Iterator[SheetRow]:
             return
         line = reader.line_num + 1
         cells = filled(map(str.strip, row))
-        if cells and all(map(_RULE.fullmatch, cells.values())):
+        if has_rules and cells and all(map(_RULE.fullmatch, cells.values())):
             continue
         if cells:
             if is_spelled:

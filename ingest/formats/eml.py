@@ -38,7 +38,7 @@ _STUB = 300
 _ADDRESS = re.compile(r"<[^<>\s]*+>|https?://\S++")
 _BETWEEN = "\n\n"
 _KINDS = {"application/xhtml+xml": "text/html"}
-_MARKED = re.compile(rb"<(?:su[bp]|s|del|strike)[\s>]|line-through|vertical-align\s?:\s?su[bp]", re.IGNORECASE)
+_MARKED, _RAISED = re.compile(r"<(?:su[bp]|s|del|strike)[\s>]"), re.compile(r"vertical-align\s?:\s?su[bp]")
 """What plain text has no words for: raised, lowered and struck out text."""
 
 
@@ -167,8 +167,15 @@ def _says(part: EmailMessage, is_one_of_several: bool) -> bool:
 
 def _is_marked(part: EmailMessage) -> bool:
     """Whether HTML says what plain text would change: `10<sup>6</sup>` is 106 there."""
-    pages = (inner for inner in part.walk() if inner.get_content_type() == "text/html")
-    return any(_MARKED.search(_bytes_of(cast("EmailMessage", page))) for page in pages)
+    if part.is_multipart():
+        return any(map(_is_marked, _parts(part)))
+    headers = {name.lower(): str(value).lower() for name, value in part.raw_items()}  # parsing them takes long
+    if "html" not in headers.get("content-type", ""):
+        return False
+    page = str(part.get_payload()).lower()
+    if "base64" in headers.get("content-transfer-encoding", ""):
+        page = _bytes_of(part).decode("latin-1").lower()
+    return bool("line-through" in page or _MARKED.search(page) or ("vertical-align" in page and _RAISED.search(page)))
 
 
 def _parts(part: EmailMessage) -> Iterator[EmailMessage]:

@@ -60,6 +60,7 @@ def eastern(data: bytes) -> tuple[str, str]:
     Returns:
         Its name and its codec of Python. Empty where the words may be Western ones, or where no set or two would do.
     """
+    data = b" ".join([word for word in data.split() if not word.isascii()])
     western = data.decode("cp1252", errors="replace")
     words = _words(western)
     is_odd = "\ufffd" in western or _ODD.search(western) or _NO_PORTUGUESE.search(western)

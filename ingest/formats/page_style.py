@@ -151,8 +151,9 @@ class StyleSheets:
             place = self._children[-1]
             self._children.append(0)
         classes = attributes.get("class") or ""
-        for name in self._read.attributes & attributes.keys():
-            classes = f"{classes} [{name}] [{name}={attributes[name]}]"
+        if self._read.attributes:
+            for name in self._read.attributes & attributes.keys():
+                classes = f"{classes} [{name}] [{name}={attributes[name]}]"
         key = tag, id, classes, place
         found = self._known.get(key)
         if found is None:
