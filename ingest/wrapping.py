@@ -23,11 +23,11 @@ _WIDEST = 120
 """Characters of the longest line that a program wraps."""
 _SENTENCE_ENDS = (".", "!", "?", "…", ".”", '."', ":", ";")
 _FENCE = re.compile(r" {0,3}(```|~~~|\$\$|<pre\b)")
-_ITEM = re.compile(r"\s{0,12}(?:[-*+•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)]|\[[ xX]\])\s+\S")
+_ITEM = re.compile(r"\s{0,12}(?:[-*+•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)]|\[[ xX]\]|\[\^[^\]\s]{1,40}\]:|o(?=  ))\s+\S")
 _APART = re.compile(r"\t|[^\s.!?:] {2,}\S|\S {3,}\S| \| |^\s{0,3}\||\|\s*$")
 """What columns of a table have between them."""
 _ALONE = re.compile(
-    r"\s{0,3}(?:#{1,6}(?:\s|$)|[=*_~-]{3,}\s*$|(?:[-*_] ){2,}[-*_]\s*$|<[A-Za-z/!]|\[[^\]\n]{1,80}\]:|:(?:\s|::)|\.\.\s|@|\$ )"
+    r"\s{0,3}(?:#{1,6}(?:\s|$)|[=*_~-]{3,}\s*$|(?:[-*_] ){2,}[-*_]\s*$|<[A-Za-z/!]|\[(?!\^)[^\]\n]{1,80}\]:|:(?:\s|::)|\.\.\s|@|\$ )"
 )
 """Lines that belong to no paragraph: headings, rules, elements of HTML, definitions, commands."""
 _CODE = re.compile(
@@ -45,7 +45,7 @@ _PROGRAM_ENDS = frozenset("()[]{},;:")
 _SIGNS, _ENDINGS, _LEAST_PROGRAM = 0.5, 0.3, 3
 """Signs for each line, share of lines with such an end, and lines, from which on a block is one of a program."""
 # Characters of which one begins what a pattern matches: most lines begin with another, and are not matched.
-_ITEM_BEGINS, _ALONE_BEGINS, _CODE_BEGINS = "-*+•‣▪◦–—[", "#=*_~-<[:.@$", "dcif#rw/}"
+_ITEM_BEGINS, _ALONE_BEGINS, _CODE_BEGINS = "-*+•‣▪◦–—[o", "#=*_~-<[:.@$", "dcif#rw/}"
 _CODE_ENDS = "{};\\"
 _ODD_ENDS = frozenset(" -‐‑–\xad")
 """Ends of lines that are joined otherwise than by a space."""
@@ -235,7 +235,8 @@ def _lines(lines: Sequence[str], markdown: bool, fenced: bool) -> Iterator[tuple
             continue
         bare = line.strip()
         first, head = bare[:1], bare[:6]
-        is_item = bool((first in _ITEM_BEGINS or "." in head or ")" in head) and _ITEM.match(line))
+        item = _ITEM.match(line) if first in _ITEM_BEGINS or "." in head or ")" in head else None
+        is_item = item is not None
         listed = is_item or (listed and (not bare or line[:1].isspace()))
         is_code = not before and not listed and line.startswith(_INDENTS)
         if is_code and not markdown:  # the first line of a paragraph may be indented
@@ -243,7 +244,7 @@ def _lines(lines: Sequence[str], markdown: bool, fenced: bool) -> Iterator[tuple
         before = bare if not is_code else ""
         is_prose = bool(bare) and not is_code and not (first in _ALONE_BEGINS and _ALONE.match(line))
         if is_prose and ("  " in bare or "|" in bare or "\t" in line):
-            is_prose = _APART.search(line) is None
+            is_prose = _APART.search(line, item.end() - 1 if item else 0) is None
         yield line, is_prose and (markdown or not _is_code(line, bare)), is_item
 
 

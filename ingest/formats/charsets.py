@@ -218,7 +218,8 @@ def name_of(label: str) -> str:
                 return str(known.name)
     if numbered := _NUMBERED.fullmatch(plain):
         return name_of(f"{'windows-' if numbered[1].startswith('125') else 'cp'}{numbered[1]}")
-    return _python_name(plain.removeprefix("x-")) or _respelled().get(_SPELLING.sub("", plain), "")
+    bare = _SPELLING.sub("", plain)
+    return _python_name(plain.removeprefix("x-")) or _respelled().get(bare) or _python_name(bare)
 
 
 @cache

@@ -30,7 +30,7 @@ _LEAST, _SURE = 2, 4
 """Letters beyond ASCII that show a language, and how many different ones do where each word could be a Western one."""
 _WORD = re.compile(r"[^\W\d_]+")
 _ODD = re.compile(
-    r"[^\W\d_][¡-©«¬®-±²³¶¸¹»-¿ˆ‰†‡‚„“”‹›•˜™ˇ˘˛˙˝][^\W\d_]|[\x80-\x9f]|[ª©®][a-z»]|[a-zß-öø-ÿ](?![A-Z])[^\W\d_a-zß-ſ²³¹¼-¾ªº]"
+    r"[^\W\d_][¡-©«¬®-±²³¶¸¹»-¿ˆ‰†‡‚„“”‹›•˜™ˇ˘˛˙˝][^\W\d_]|[\x80-\x9f]|[ª©®£¯][a-zà-ÿ»]|[^\W\d_¼-¾][±¶¼¾¿]|[a-zß-öø-ÿ](?![A-Z])[^\W\d_a-zß-ſ²³¹¼-¾ªº]"
 )
 """A sign in or before a word, or a capital beyond ASCII behind a small letter. Python takes `²` for a letter."""
 _NO_PORTUGUESE = re.compile(r"õ(?!e)")
@@ -44,7 +44,7 @@ def is_western(text: str) -> bool:
     """
     letters = sum(map(str.isalpha, text))
     foreign = letters - sum(map(str.isascii, filter(str.isalpha, text)))
-    if foreign > _FOREIGN_SHARE * letters or "\ufffd" in text:
+    if foreign > _FOREIGN_SHARE * letters or "\ufffd" in text or "¤" in text:
         return False
     # Signs inside a word, and accents on letter after letter, which no Western language has.
     foreign_words = (

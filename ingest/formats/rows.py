@@ -72,11 +72,11 @@ class Table:
         for cell in cells:
             while at in self._below:
                 at += 1
-            if not self._hidden.issuperset(range(at, at + min(cell.columns, MOST_COLUMNS))):
+            if self._hidden.issuperset(range(at, at + min(cell.columns, MOST_COLUMNS))):
+                cell.blocks.clear()
+            else:
                 kept.append(cell)
             at += cell.columns
-            if cell is not (kept or [None])[-1]:
-                cell.blocks.clear()
         if not self._below and all(cell.rows == 1 for cell in cells):
             cells[:] = kept
 
