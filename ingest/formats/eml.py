@@ -38,7 +38,8 @@ _STUB = 300
 _ADDRESS = re.compile(r"<[^<>\s]*+>|https?://\S++")
 _BETWEEN = "\n\n"
 _KINDS = {"application/xhtml+xml": "text/html"}
-_MARKED, _RAISED = re.compile(r"<(?:su[bp]|s|del|strike)[\s>]"), re.compile(r"vertical-align\s?:\s?su[bp]")
+_MARKED = re.compile(r"<(?:su[bp]|s|del|strike)[\s>]")
+_RAISED = re.compile(r"vertical-align\s?:\s?su[bp]")
 """What plain text has no words for: raised, lowered and struck out text."""
 
 

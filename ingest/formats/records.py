@@ -35,7 +35,7 @@ def column_names(row: Sequence[str]) -> list[str]:
     A name that occurs again has a number: `Amount`, `Amount (2)`.
     """
     names = [" ".join(name.split()) for name in row]
-    filled = [name for name in names if name]
+    filled = list(filter(None, names))
     if ":" in filled or all(map(_NUMBER.fullmatch, filled)) or (len(filled) > 1 and len(set(filled)) == 1):
         return []
     seen = dict[str, int]()
@@ -276,8 +276,7 @@ def _combined(upper: Mapping[int, str], lower: Mapping[int, str]) -> dict[int, s
     names, above = dict[int, str](), ""
     for at in sorted(upper.keys() | lower.keys()):
         above = upper.get(at, above if at in lower else "")
-        below = lower.get(at, "")
-        names[at] = above if below == above else f"{above} {below}".strip()
+        names[at] = above if lower.get(at) == above else f"{above} {lower.get(at, '')}".strip()
     return names
 
 
