@@ -128,7 +128,9 @@ def _raised(inner: str, base: str, behind: str, note: bool) -> str:
     """Return what is raised behind a base."""
     if len(inner) == 2 and inner.isdigit() and (price := _price(base, behind)):
         return f"{',' if '.' in price else '.'}{inner}"
-    if inner in ("o", "°", "º") and base[-1:].isdigit() and behind[:1] in ("C", "F"):
+    if len(inner) == 3 and inner[0] in ".," and inner[1:].isdigit() and base[-1:].isdigit():  # hundredths
+        return inner
+    if inner in ("o", "°", "º") and base.rstrip()[-1:].isdigit() and behind[:1] in ("C", "F"):
         return "°"
     if inner.lower() in _SIGNS or not inner.strip(_PRIMES) or (inner.isalpha() and _is_ending(inner.lower(), base)):
         return inner

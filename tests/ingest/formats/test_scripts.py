@@ -58,6 +58,7 @@ SHOWN = [
     ("120<sup>1)</sup>, 5%<sup>2</sup>", "120 [1], 5% [2]"),
     ("e<sup>x<sup>2</sup></sup>", "e^(x^2)"),
     ("10<sup>6</sup>5", "10^6 5"),
+    ("5&nbsp;<sup>o</sup>C, $19<sup>.99</sup>", "5 °C, $19.99"),
     ("10<span style='position:relative;top:-3.0pt;mso-text-raise:3.0pt'>6</span> l", "10^6 l"),
     ("x<span style='position:relative;top:3.0pt'>1</span>", "x_1"),
     ("<a href='#r1'>1</a>By Timo", "[1] By Timo"),
