@@ -15,9 +15,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from ragkv.ingest.formats.base import without_headings
+
 BROKEN = "\x02"
 """What PDFium gives for a hyphen at the end of a line, whose halves it joins."""
 _ITEM = re.compile(r"(?:[-*•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)])\s")
+_LETTERED = re.compile(r"\(?(?:[a-z]|[ivx]{2,4})(?:\)\s|\.\s[A-Z])")
+"""What begins an item in lower case: `b) rope`, `b. Rope`."""
+_REST = re.compile(r"[\w-]+[/=?&#%.][\w/]")
+"""What an address goes on with."""
 _WORDS = re.compile(r"[^\W\d_]+(?:[-‐‑][^\W\d_]+)*")
 _SPELT = re.compile(r"[\w-]{3,}")
 _BROKEN_WORD = re.compile(r"\b([^\W\d_]{1,40})‐\n([^\W\d_]{1,40})")
@@ -115,13 +121,15 @@ def flow(page: str, spelling: Spelling | None = None) -> str:
             parts[-1] = parts[-1] if kept else parts[-1][:-1]
             parts.append(line)
             line = _token(before[:-1]) + ("-" if kept else "") + line
+        elif _is_address(before, line):
+            parts.append(line)
         elif column.goes_on(before, line) and not _is_verse(lines[max(0, at - 2) : at + 2], at):
             parts += [_space(before, line), line]
         else:
             parts += ["\n", line]
         before = line
     whole = "".join(parts).strip()
-    return _mended(whole, spelling) if BROKEN in whole else whole
+    return without_headings(_mended(whole, spelling) if BROKEN in whole else whole)
 
 
 def _mended(text: str, spelling: Spelling) -> str:
@@ -154,7 +162,8 @@ class _Column:
         """Whether a line goes on in the next one."""
         first = below[:1]
         if first.islower():
-            return above[-1] not in ".!?:"
+            is_item = _LETTERED.match(below) and above.count("(") <= above.count(")")
+            return above[-1] not in ".!?:" and not is_item and not (_is_row(below) and _is_row(above))
         if above[-1] in _ENDS:
             return False
         word = above[above.rfind(" ") + 1 :]
@@ -174,8 +183,19 @@ class _Column:
 
 
 def _is_verse(lines: Sequence[str], at: int) -> bool:
-    """Whether a line and those around it begin with a capital each, as few lines of sentences do."""
-    return at > 1 and all(line[:1].isupper() for line in lines if line)
+    """Whether a line and those around it begin with a capital each, as few lines of sentences do.
+
+    A first line of half the length is a heading, and says nothing.
+    """
+    return at > 1 and 2 * len(lines[0]) > len(lines[1]) and all(line[:1].isupper() for line in lines if line)
+
+
+def _is_address(above: str, below: str) -> bool:
+    """Whether an address goes on in the next line. What follows a full stop has a path, unlike a sentence."""
+    if above[-1] not in "/.=?&_%#" or not ("://" in (token := _token(above)) or token.startswith("www.")):
+        return False
+    rest = below[:_LONGEST].split(" ", 1)[0]
+    return _REST.match(rest) is not None and (above[-1] != "." or "/" in rest)
 
 
 def _is_broken(line: str) -> bool:
@@ -191,7 +211,7 @@ def _is_row(line: str) -> bool:
         return False
     words = line.split()
     figures = sum(word[:1].isdigit() or word[-1:].isdigit() for word in words)
-    return figures > 2 and figures >= 0.4 * len(words)
+    return figures >= 0.4 * len(words) if figures > 2 else figures > 1 and len(words) == 3
 
 
 def _token(text: str) -> str:
@@ -201,7 +221,9 @@ def _token(text: str) -> str:
 
 
 def _space(above: str, below: str) -> str:
-    """Return what stands between two lines: nothing between a sign and its number."""
+    """Return what stands between two lines: nothing between a sign and its number, or in `on/off`."""
+    if above[-1] == "/" and above[-2:-1].isalpha() and below[0].islower() and "." not in _token(above):
+        return ""
     if above[-1] == "_" or (below[:1].isdigit() and above.endswith((" -", " −", "–"))):
         return ""
     return " "

@@ -22,6 +22,7 @@ _ELEMENTS = set(
 )
 _ENDINGS = {"st", "nd", "rd", "th", "er", "re", "ère", "e", "ème", "o", "a", "os", "as", "º", "ª", "me", "te", "ter"}
 _SIGNS = {"tm", "sm", "®", "©", "™", "℠", "°"}
+_DEGREES = re.compile(r"\s?[CF]\b")
 _TITLES = {"me": "M", "mes": "M", "lle": "M", "lles": "M", "gr": "M", "r": "DM", "rs": "M", "o": "nN", "os": "nN"}
 """Endings of words that are written raised: `M` and `me`."""
 _NO_WORDS = set(
@@ -94,21 +95,23 @@ class _Line:
 
     def add_marked(self, mark: str, inner: str, behind: str, following: list[str]) -> None:
         """Add what stands off the line. behind: the text after it; following: the mark after that."""
-        base, inner = self._tail, " ".join(inner.split())
+        base, space = self._tail, " " if inner[-1:].isspace() and behind[:1].isalnum() else ""
+        inner = " ".join(inner.split())
         if not inner:
             return
         if mark == SUB:
             lowered = self._lowered(inner, base)
             is_number = lowered[:1] == "_" and lowered[-1:].isdigit() and behind[:1].isdigit()
             self.add(f"{lowered} " if is_number else lowered)  # a logarithm to the base 2, of 8
-        elif mark == SUP and behind.strip() in ("/", "⁄", "∕") and following == [SUB] and inner.isdigit():
+        elif mark == SUP and behind.strip() in ("/", "⁄", "∕") and following == [SUB] and inner.isalnum():
             self.add(f" {inner}" if base[-1:].isdigit() else inner)
             self._part_of_fraction = True
         else:
             raised = _raised(inner, base, behind, mark == NOTE)
             if raised[0] == "^" and base.rstrip()[-2:] == "10":
                 self._parts[-1] = self._parts[-1].rstrip()
-            self.add(f"{raised} " if raised[:1] == "^" and raised[-1:].isdigit() and behind[:1].isdigit() else raised)
+            is_number = raised[:1] == "^" and raised[-1:].isdigit() and behind[:1].isdigit()
+            self.add(f"{raised} " if is_number else raised + space)
 
     def whole(self) -> str:
         return "".join(self._parts)
@@ -130,8 +133,10 @@ def _raised(inner: str, base: str, behind: str, note: bool) -> str:
         return f"{',' if '.' in price else '.'}{inner}"
     if len(inner) == 3 and inner[0] in ".," and inner[1:].isdigit() and base[-1:].isdigit():  # hundredths
         return inner
-    if inner in ("o", "°", "º") and base.rstrip()[-1:].isdigit() and behind[:1] in ("C", "F"):
+    if inner in ("o", "°", "º") and base.rstrip()[-1:].isdigit() and _DEGREES.match(behind):
         return "°"
+    if inner[0] == "." and base[-1:].isdigit() and inner[1:] in _ENDINGS:  # 3.º
+        return inner
     if inner.lower() in _SIGNS or not inner.strip(_PRIMES) or (inner.isalpha() and _is_ending(inner.lower(), base)):
         return inner
     if not base.strip() or base[-1:].isspace():
@@ -203,4 +208,5 @@ def _last(base: str, inside: Callable[[str], bool]) -> str:
 def _bracketed(inner: str) -> str:
     """Return what stands behind `^` or `_`: a number or a word, with its sign, needs no brackets."""
     atom = re.fullmatch(r"[+\-−–±]?(?:[\d.,]+|[^\W\d_]+|[*†‡∗])['′’]?[+\-−–±]?|[+\-−–±∞]{1,2}", inner)
-    return inner if atom else f"({inner})"
+    is_bracketed = inner[0] == "(" and inner.find(")") == len(inner) - 1 and inner.count("(") == 1
+    return inner if atom or is_bracketed else f"({inner})"

@@ -46,6 +46,7 @@ FIGURES = [
 ]
 LETTERS = [
     ((on("the 1"), up("st"), on(" of May")), "the 1st of May"),
+    ((on("at 20 "), up("o"), on("C it is")), "at 20 °C it is"),
     ((on("x"), up("n"), on(" is")), "x^n is"),
     ((on("x"), low("i"), on(" is")), "x_i is"),
     ((on("a"), low("ij"), on(" is")), "a_ij is"),
@@ -93,6 +94,24 @@ def test_a_form_inside_a_page_is_read_likewise() -> None:
     inner = stream(f"BT 30 300 Td {painted(on('holds 10'), up('6'), on(' litres'))} ET".encode(), entries)
     page = pdf(stream(b"/I1 Do"))
     assert parse(page.replace(IMAGE[:-2] + b">>\nstream\n\0\nendstream", inner), LIMIT).text == "holds 10^6 litres"
+
+
+def at_places(*letters: tuple[int, int, str]) -> bytes:
+    """Make a page that paints each text on its own: left, above the bottom, text."""
+    return stream(" ".join(f"BT /F1 12 Tf {x} {y} Td ({text}) Tj ET" for x, y, text in letters).encode())
+
+
+def test_letters_that_are_painted_one_by_one_are_lines() -> None:
+    cells = [(72, 720, "oil"), (200, 720, "5"), (320, 720, "7"), (72, 700, "a"), (200, 700, "8"), (320, 700, "9")]
+    assert parse(pdf(at_places(*cells)), LIMIT).text == "oil 5 7\na 8 9"
+    column = [(300, 720 - 12 * at, letter) for at, letter in enumerate("CRANES")]
+    assert parse(pdf(at_places(*column)), LIMIT).text == "CRANES"
+
+
+def test_a_script_that_is_painted_letter_by_letter_is_whole() -> None:
+    assert shown(on("said"), up("["), up("2"), up("]"), on(" so")) == "said [2] so"
+    spaced = (on("2"), up("1"), up("0"), on(" "), on("= 1024"))
+    assert shown(*spaced) == "2^10 = 1024"
 
 
 @pytest.mark.parametrize("runs", [(on("x"), up("n")), (on("x"), low("1"), up("2")), (on("a b"), ("c", 9, 0))])
