@@ -92,7 +92,7 @@ class TextBlocks:
         self._room = TextRoom(limit)
         self._parts: list[str] = []
         self._aside: list[tuple[str, list[str]]] = []
-        self._mark = ""
+        self._mark = self._formula = ""
         self._blocks: list[TextBlock] = []
         self._rows: list[list[Cell]] = []
         self._tables: list[Table] = []
@@ -102,9 +102,11 @@ class TextBlocks:
         self._parts.append(self._room.take(text))
 
     def write_formula(self, formula: str) -> None:
-        """Add a formula, apart from a number before it: `1 1/2`."""
+        """Add a formula, apart from a number, `1 1/2`, and from a formula before it."""
         last = next((part for part in reversed(self._parts) if part), "")[-1:]
-        self.write(f" {formula}" if last.isdigit() and formula[:1].isdigit() else formula)
+        apart = (last.isdigit() and formula[:1].isdigit()) or (last and self._parts[-1] is self._formula)
+        self._formula = f" {formula}" if apart else formula
+        self.write(self._formula)
 
     def begin_line(self) -> None:
         """Begin a line in the open block, unless it is at the start of one."""
@@ -134,6 +136,11 @@ class TextBlocks:
             return
         self._add(deque([TextBlock(self._mark, text, self.place)]))
         self._mark = ""
+
+    def keep_number(self) -> None:
+        """Let the number of an item without text be the text of its cell."""
+        if self._rows and not any(self._parts) and (number := self._mark.strip(" -#|")):
+            self._parts, self._mark = [number], ""
 
     def set_aside(self) -> None:
         """Put the open block aside for those of a box in it, which come before it."""

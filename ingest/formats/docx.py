@@ -24,12 +24,13 @@ from pathlib import PurePosixPath
 from ragkv.errors import InvalidDocument
 from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
 from ragkv.ingest.formats.fields import Fields
-from ragkv.ingest.formats.numbering import span_of, whole, written
+from ragkv.ingest.formats.numbering import span_of, written
 from ragkv.ingest.formats.office_formulas import OfficeFormulas
-from ragkv.ingest.formats.package import Package, PartHandler, open_package
+from ragkv.ingest.formats.package import Package, PartHandler, diagrams_of, open_package
 from ragkv.ingest.formats.rows import MOST_COLUMNS
 from ragkv.ingest.formats.scripts import END, NOTE, SUB, SUP
-from ragkv.ingest.formats.symbols import EMPTY, TICKED, sign, signs
+from ragkv.ingest.formats.symbols import sign, signs
+from ragkv.ingest.formats.word_forms import FORM_ENDS, FORM_TAGS, FormFields
 from ragkv.ingest.formats.word_styles import PLAIN, Numbering, Style, Styles, is_on
 
 _UNSEEN = {"Fallback", "moveFrom", "del", "rt", "pPrChange", "rPrChange", "tblPrChange", "trPrChange", "tcPrChange"}
@@ -44,7 +45,8 @@ _TABLE = {"tbl", "tr", "tc", "trPr", "tcPr", "gridBefore", "gridSpan", "vMerge",
 _WORDS = ("descr", "alt", "title")
 """Attributes of a picture whose words stand for it."""
 _OF_PARAGRAPHS = {"outlineLvl", "numPr", "ilvl", "numId"}
-_ENDING = {"r", "pPr", "checkBox", "ddList", "p", "txbxContent", "instrText", "trPr", "tcPr", "tr", "tbl"}
+_REFERENCES = {"footnoteReference", "endnoteReference"}
+_ENDING = {*FORM_ENDS, "fldSimple", "r", "pPr", "p", "txbxContent", "instrText", "trPr", "tcPr", "tr", "tbl"}
 """Elements whose end says something."""
 _PROPERTIES = {"pStyle", "rStyle", "vertAlign", "position", "strike", "dstrike", "vanish", "rFonts", *_OF_PARAGRAPHS}
 
@@ -72,9 +74,8 @@ def _parse(package: Package, limit: int) -> Parsed:
     package.read(document, body)
     if body.root != "document":
         raise InvalidDocument("it is no Word document, but another one of an office program")
-    for link in package.links(document).values():
-        if link.kind == "diagramDrawing":
-            package.read(link.target, body)
+    for diagram in diagrams_of(package.links(document)):
+        package.read(diagram, body)
     for notes in ("footnotes.xml", "endnotes.xml"):
         package.read(str(folder / notes), body)
     title = one_line(package.title()) or one_line(body.blocks.heading())
@@ -91,20 +92,20 @@ class _Body(PartHandler):
         self._paragraph = self._run = PLAIN
         self._unseen, self._formulas = 0, OfficeFormulas()
         self._text = self._raised = False
-        self._box: bool | None = None
-        self._choices: list[str] | None = None
-        self._chosen = 0
+        self._forms = FormFields()
         self._in_properties = self._is_joined = self._in_cell_properties = self._is_gone = False
         self._fields, self._is_code = Fields(), False
         self._around: list[tuple[Style, Style, bool, bool]] = []
         self._notes: dict[tuple[str, str], str] = {}
-        self._note = ""
+        self._note, self._unread = "", set[tuple[str, str]]()
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self.root = self.root or tag
         if self._unseen or tag in _UNSEEN:
             self._is_joined |= self._in_properties and tag in _TAKEN_OUT
             self._is_gone |= self._in_cell_properties and tag in _GONE
+            if tag in _REFERENCES:
+                self._unread.add((tag.removesuffix("Reference"), attributes.get("id", "")))
             self._unseen += 1
         elif self._formulas.has(tag):
             self._text = tag == "t"
@@ -139,14 +140,12 @@ class _Body(PartHandler):
                 self._in_properties = False
                 if not self._is_joined:  # else the mark is that of the next one
                     self.blocks.mark(self._mark())
-            case "checkBox" if self._box is not None:
-                self.blocks.write(TICKED if self._box else EMPTY)
-                self._box = None
-            case "ddList" if self._choices is not None:
-                if self._chosen < len(self._choices):
-                    self.blocks.write(self._choices[self._chosen])
-                self._choices = None
+            case _ if tag in FORM_ENDS:
+                self.blocks.write(self._forms.end(tag))
+            case "fldSimple":
+                self._write(self._fields.mark("end"))
             case "p" if not self._is_joined:
+                self.blocks.keep_number()
                 self._fields.end_codes()
                 self._begin()
             case "txbxContent" if self._around:
@@ -208,18 +207,18 @@ class _Body(PartHandler):
                     self._write(text)
             case "footnoteReference" | "endnoteReference" if "customMarkFollows" not in attributes:
                 self.blocks.write(NOTE + self._number(tag.removesuffix("Reference"), attributes.get("id", "")) + END)
+            case "fldSimple":
+                self._fields.mark("begin")
+                self._fields.tell(attributes.get("instr", ""))
+                self._fields.mark("separate")
+            case "textpath" if words := attributes.get("string", "").strip():
+                self.blocks.write(f" {words} ")
+            case "footnote" | "endnote" if (tag, attributes.get("id", "")) in self._unread - self._notes.keys():
+                self._unseen += 1
             case "footnote" | "endnote":
                 self._note = self._notes.get((tag, attributes.get("id", "")), "")
-            case "checkBox":
-                self._box = False
-            case "default" | "checked" if self._box is not None:
-                self._box = is_on(attributes)
-            case "ddList":
-                self._choices, self._chosen = [], 0
-            case "default" | "result" if self._choices is not None:
-                self._chosen = max(whole(attributes.get("val"), 0), 0)
-            case "listEntry" if self._choices is not None:
-                self._choices.append(attributes.get("val", ""))
+            case _ if tag in FORM_TAGS:
+                self._forms.start(tag, attributes)
 
     def _start_property(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Take what is said of the paragraph or the run."""
@@ -265,6 +264,7 @@ class _Body(PartHandler):
             self._note = ""
         if self._fields.take(text) or self._run.is_hidden:
             return
+        text = self._forms.shown(text)
         if self._run.raised and not self._raised:
             self.blocks.write(SUP if self._run.raised == "superscript" else SUB)
             self._raised = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import re
+import unicodedata
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
@@ -39,6 +40,8 @@ _NAME = re.compile("d{3,4}|m{3,4}")
 """Letters of a day of the week, or of a month, alone."""
 _PERIOD = re.compile("[ye]+m*|m+[ye]+")
 """Letters of a year, or of a month of one."""
+_WORD = re.compile(r"(?!g+[^g]*\Z)[^\W\d_]{2}")
+"""A part of a word, as the letters of an era (`ggg`), and `年` or `г` behind a year, are none."""
 _LONGEST = 255
 """Characters of a format that are read. Programs allow no more."""
 _BUILT_IN = {
@@ -95,11 +98,13 @@ class NumberFormat:
         return sign + _around(section, text, number < 0)
 
     def _says_so(self, section: Section) -> bool:
-        """Whether words say that a number is negative. Brackets and colours do not: then it keeps its sign."""
+        """Whether words or signs (`▼`) say that a number is negative, as brackets and colours do not."""
         if len(self._sections) < 2 or section is not self._sections[1]:
             return False
         words, others = (side.before + side.behind for side in (section, self._sections[0]))
-        return any(map(str.isalpha, words)) and words != others and not any(sign in words for sign in "-(")
+        if words == others or any(sign in words for sign in "-("):
+            return False
+        return any(letter.isalpha() or unicodedata.category(letter) in ("So", "Sm") for letter in words)
 
     def text(self, text: str) -> str:
         """Return a text as it is shown."""
@@ -215,6 +220,15 @@ def _fraction(section: Section, value: Decimal) -> str:
 
 
 def _moment(section: Section, number: float, epoch: datetime) -> str:
+    """Return a date, a time or both with the words around it, or how long something took."""
+    shown = _bare_moment(section, number, epoch)
+    before, behind = section.spans[0] if section.kind == "date" else "", section.behind.rstrip()
+    before = before if _WORD.search(before) and not shown.startswith(before.lstrip()) else ""
+    behind = behind if _WORD.search(behind) and not shown.endswith(behind) else ""
+    return f"{before}{shown}{behind}".strip()
+
+
+def _bare_moment(section: Section, number: float, epoch: datetime) -> str:
     """Return a date, a time or both, or how long something took. Seconds have the parts that the format shows."""
     dates = section.dates
     if section.kind == "elapsed":

@@ -26,6 +26,8 @@ _SIGNS = {
     "가": "가나다라마바사아자차카타파하",
 }
 _DIGITS = "〇一二三四五六七八九"
+_REPEATED = 780
+"""Numbers that Word writes as letters, which are the same up to 30 times."""
 _LARGEST = 1_000_000
 """Greatest number of an item that is believed."""
 
@@ -47,11 +49,14 @@ def whole(text: str | None, otherwise: int) -> int:
 def written(number: int, kind: str) -> str:
     """Return a number as a list shows it.
 
-    kind: `a`, `A`, `i`, `I`, `01`, `1st`, `one`, `first`, `一` or a key of _SIGNS; an empty text for no number, or any
-    other for digits.
+    kind: `a`, `A`, `aa` and `AA` (`bb` is behind `aa`), `i`, `I`, `01`, `001`, `1st`, `one`, `first`, `一` or a key of
+    _SIGNS; an empty text for no number, or any other for digits.
     """
-    if kind == "01":
-        return f"{number:02}"
+    if kind[:1] == "0":
+        return str(number).zfill(len(kind))
+    if kind in ("aa", "AA") and 0 < number <= _REPEATED:
+        again, at = divmod(number - 1, 26)
+        return chr(ord(kind[0]) + at) * (again + 1)
     if 0 < number <= len(signs := _SIGNS.get(kind, "")):
         return signs[number - 1]
     if kind == "一" and 0 < number < 100:

@@ -151,6 +151,14 @@ def target_of(folder: str, target: str) -> str:
     return posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
 
 
+def diagrams_of(links: Mapping[str, Link]) -> list[str]:
+    """Return the parts with the texts of diagrams (SmartArt): as they are drawn, or what is said of them."""
+    drawn, said = (
+        [link.target for link in links.values() if link.kind == kind] for kind in ("diagramDrawing", "diagramData")
+    )
+    return drawn or said
+
+
 class _Links(PartHandler):
     def __init__(self, folder: str) -> None:
         self.links: dict[str, Link] = {}

@@ -34,7 +34,7 @@ _Matrix = tuple[float, float, float, float, float, float]
 _WHOLE: _Matrix = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0)
 
 
-class Piece(NamedTuple):
+class PaintedPiece(NamedTuple):
     """Text that is painted at once: its object, the matrix around it, its size, and where its first letter stands."""
 
     object: Any
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
         return right <= left
 
 
-class Pieces:
+class PaintedPieces:
     """The text of a page in the order in which it is painted.
 
     Attributes:
@@ -67,7 +67,7 @@ class Pieces:
     def __init__(self, page: PdfPage):
         self._objects: list[tuple[Any, _Matrix]] = []
         self._sizes: list[float] = []
-        self._known: dict[int, Piece] = {}
+        self._known: dict[int, PaintedPiece] = {}
         self._collect(page.raw, FPDFPage_CountObjects(page), FPDFPage_GetObject, _WHOLE, 0)
         self.changes = (
             sorted(self._changes()) if len({*self._sizes}) > 1 or min(self._sizes, default=2) <= _UNIT else []
@@ -76,13 +76,13 @@ class Pieces:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def __getitem__(self, number: int) -> Piece:
+    def __getitem__(self, number: int) -> PaintedPiece:
         """Return a piece. Most are never asked for."""
         if number not in self._known:
             painted, around = self._objects[number]
             a, b, _, d, e, f = _matrix(painted, around)
             is_upright = a > 0 and d > 0 and abs(b) < 0.01 * a  # text that is turned is left as it is
-            self._known[number] = Piece(painted, around, self._sizes[number] * d if is_upright else 0.0, e, f)
+            self._known[number] = PaintedPiece(painted, around, self._sizes[number] * d if is_upright else 0.0, e, f)
         return self._known[number]
 
     def alike(self, at: int) -> Iterator[int]:

@@ -25,7 +25,7 @@ from pypdfium2.raw import (
     FPDFText_IsGenerated,
 )
 
-from ragkv.ingest.formats.pdf_pieces import LONGEST, LOWERED, NEAR, Piece, Pieces
+from ragkv.ingest.formats.pdf_pieces import LONGEST, LOWERED, NEAR, PaintedPiece, PaintedPieces
 from ragkv.ingest.formats.scripts import END, SUB, SUP, resolved
 
 _SMALLER, _SMALLEST = 0.92, 0.45
@@ -60,7 +60,7 @@ class _Script(NamedTuple):
 def with_scripts(page: PdfPage) -> str:
     """Return the text of a page, with marks of what is above or below the line resolved."""
     painted, text = _painted(page)
-    pieces = Pieces(page)
+    pieces = PaintedPieces(page)
     found = dict(_off_line(pieces))
     if not found:
         return text
@@ -127,7 +127,7 @@ def _visible(text: str) -> list[int]:
     return list(compress(range(len(text)), text.translate(_TO_NOTHING).encode("latin-1", errors="replace")))
 
 
-def _off_line(pieces: Pieces) -> Iterator[tuple[int, tuple[int, str]]]:
+def _off_line(pieces: PaintedPieces) -> Iterator[tuple[int, tuple[int, str]]]:
     """Yield each piece that is off the line: (its number, (number of the piece on its line, mark))."""
     scripts = dict[int, int]()
     for at in pieces.changes:
@@ -144,7 +144,7 @@ def _off_line(pieces: Pieces) -> Iterator[tuple[int, tuple[int, str]]]:
                 yield more, (base, mark)
 
 
-def _mark(base: Piece, piece: Piece) -> str:
+def _mark(base: PaintedPiece, piece: PaintedPiece) -> str:
     """Return the mark of a piece that is off the line of a base; empty for one that is on it."""
     if not _SMALLEST * base.size < piece.size < _SMALLER * base.size:
         return ""
@@ -154,13 +154,13 @@ def _mark(base: Piece, piece: Piece) -> str:
     return SUB if -_HALF < shift < -LOWERED else ""
 
 
-def _is_near(pieces: Pieces, base: int, at: int) -> bool:
+def _is_near(pieces: PaintedPieces, base: int, at: int) -> bool:
     """Whether a piece stands behind a base, or behind what is off the line of that base."""
     piece, most = pieces[at], NEAR * max(pieces[base].size, pieces[at].size)
     return any(abs(piece.left - pieces[before].box()[2]) < most for before in {base, at - 1})
 
 
-def _scripts(page: Any, pieces: Pieces, found: dict[int, tuple[int, str]]) -> Iterator[_Script]:
+def _scripts(page: Any, pieces: PaintedPieces, found: dict[int, tuple[int, str]]) -> Iterator[_Script]:
     """Yield where in the text of a page its pieces off the line are."""
     for at, (base, mark) in found.items():
         span = _span(page, pieces[at])
@@ -178,12 +178,12 @@ def _scripts(page: Any, pieces: Pieces, found: dict[int, tuple[int, str]]) -> It
         yield _Script(start, last + 1, mark, before, between)
 
 
-def _is_level(base: Piece, piece: Piece) -> bool:
+def _is_level(base: PaintedPiece, piece: PaintedPiece) -> bool:
     """Whether a piece stands on the line of a base."""
     return abs(piece.line - base.line) < LOWERED * base.size
 
 
-def _span(page: Any, piece: Piece) -> tuple[int, int] | None:
+def _span(page: Any, piece: PaintedPiece) -> tuple[int, int] | None:
     """Return the first and the last letter of a piece among those of its page; None for a long one."""
     left, bottom, right, top = piece.box()
     near, own = 0.2 * piece.size, addressof(piece.object.contents)

@@ -19,7 +19,7 @@ from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, TextRoom, one_li
 from ragkv.ingest.formats.cell_styles import unescaped
 from ragkv.ingest.formats.numbering import whole, written
 from ragkv.ingest.formats.office_formulas import OfficeFormulas
-from ragkv.ingest.formats.package import LINK, Package, PartHandler, open_package
+from ragkv.ingest.formats.package import LINK, Package, PartHandler, diagrams_of, open_package
 from ragkv.ingest.formats.scripts import END, SUB, SUP
 from ragkv.ingest.formats.symbols import is_symbols, signs
 
@@ -78,9 +78,12 @@ def _parse(package: Package, limit: int) -> Parsed:
 def _linked(package: Package, slide: str, room: TextRoom, limit: int) -> tuple[str, str]:
     """Return the text of the diagrams (SmartArt) of a slide, and the speaker's notes."""
     diagrams, notes = _Slide(room, limit), _Slide(room, limit)
-    for link in package.links(slide).values():
-        if link.kind in ("diagramDrawing", "notesSlide"):
-            package.read(link.target, notes if link.kind == "notesSlide" else diagrams)
+    links = package.links(slide)
+    for diagram in diagrams_of(links):
+        package.read(diagram, diagrams)
+    for link in links.values():
+        if link.kind == "notesSlide":
+            package.read(link.target, notes)
     text = notes.whole()
     return diagrams.whole(), f"Notes: {text}" if text else ""
 
@@ -155,6 +158,7 @@ class _Slide(PartHandler):
                 self._level, self._auto, self._is_filled, self._is_bulleted = 0, None, False, False
             case "r" | "fld":
                 self._mark, self._struck, self._font = "", self._level in self._struck_levels, ""
+                self._struck |= attributes.get("type") == "slidenum"
             case "t":
                 self._text = True
             case "br":

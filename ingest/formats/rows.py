@@ -141,8 +141,7 @@ def _text(blocks: deque[TextBlock]) -> str:
     if len(blocks) == 1 and not blocks[0].mark:
         return " ".join(blocks[0].text.split())
     return " ".join(
-        (block.mark if block.mark.strip(" -|#").endswith((".", ")")) else "") + " ".join(block.text.split())
-        for block in blocks
+        (block.mark.lstrip(" #") if block.mark.strip(" -|#") else "") + " ".join(block.text.split()) for block in blocks
     )
 
 

@@ -42,9 +42,9 @@ class Values:
         self._strings, self._styles, self._epoch = strings, styles, epoch
         self._nothing = ("", "0") if is_uncounted else ("",)
 
-    def formula(self, formula: str, content: str, kind: str) -> str:
+    def formula(self, formula: str, content: str) -> str:
         """Return a formula that has no result; empty for one that has."""
-        if kind == "str" or content not in self._nothing:
+        if content not in self._nothing:
             return ""
         self.unresolved += 1
         return f"={_FUTURE.sub('', formula)}" if formula else "(a formula without a result)"
@@ -99,6 +99,7 @@ class Sheet(PartHandler):
         self._kind, self._style, self._last_style = "n", 0, 0
         self._content: list[str] = []
         self._formula: list[str] | None = None
+        self._has_value = False
         self._shared, self._index = SharedFormulas(), ""
         self._rich = RichText()
         self._narrow, self._is_narrow = bytearray(MOST_COLUMNS), False
@@ -115,20 +116,23 @@ class Sheet(PartHandler):
                 except ValueError:
                     self._style = -1
                 self._content.clear()
-                self._formula = None
+                self._formula, self._has_value = None, False
             case "v":
-                self._inside = "v"
+                self._inside, self._has_value = "v", True
             case "f":
                 self._inside, self._formula = "f", []
                 self._index = attributes.get("si", "")
             case "row":
                 self._open_row(attributes)
-            case "col" if attributes.get("hidden") in _ON or _is_nothing(attributes.get("width")):
+            case "col":
+                is_narrow = attributes.get("hidden") in _ON or _is_nothing(attributes.get("width"))
                 first, last = whole(attributes.get("min")), min(whole(attributes.get("max")), MOST_COLUMNS)
-                if 0 < first <= last:
-                    self._narrow[first - 1 : last] = b"\1" * (last - first + 1)
+                if 0 < first <= last and (is_narrow or self._is_narrow):
+                    self._narrow[first - 1 : last] = bytes([is_narrow]) * (last - first + 1)
                     self._is_narrow = True
             case "sheetFormatPr":
+                if _is_nothing(attributes.get("defaultColWidth")):
+                    self._narrow[:], self._is_narrow = b"\1" * MOST_COLUMNS, True
                 self._flat = attributes.get("zeroHeight") in _ON
             case "mergeCell":
                 self._merge(attributes.get("ref", ""))
@@ -175,7 +179,8 @@ class Sheet(PartHandler):
     def _end_cell(self) -> None:
         content = self._rich.whole() if self._kind == "inlineStr" else "".join(self._content)
         self._inside = ""
-        if self._formula is None or not (value := self._values.formula(self._whole_formula(), content, self._kind)):
+        is_known = self._formula is None or (self._kind == "str" and self._has_value)
+        if is_known or not (value := self._values.formula(self._whole_formula(), content)):
             value = self._values.read(content, self._kind, self._style)
         self._kind = "n"
         if "\n" in value or "\r" in value:

@@ -13,7 +13,7 @@ from ragkv.ingest.formats.symbols import is_symbols
 LEVELS = frozenset("012345678")
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
 _PLACE = re.compile(r"%([1-9])")
-_KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I", "decimalZero": "01"}
+_KINDS = {"lowerLetter": "aa", "upperLetter": "AA", "lowerRoman": "i", "upperRoman": "I", "decimalZero": "01"}
 _KINDS |= {"none": "", "ordinal": "1st", "cardinalText": "one", "ordinalText": "first"}
 _KINDS |= dict.fromkeys(("japaneseCounting", "chineseCounting", "chineseCountingThousand", "koreanDigital2"), "一")
 _KINDS |= {"decimalEnclosedCircle": "①", "decimalEnclosedCircleChinese": "①", "russianLower": "б", "russianUpper": "Б"}
@@ -214,8 +214,8 @@ class Numbering(PartHandler):
         match tag:
             case "start":
                 self._level.start = whole(value, 1)
-            case "numFmt":
-                self._level.kind = value
+            case "numFmt" if self._level.kind[:1] != "0":  # else a copy for older programs
+                self._level.kind = attributes.get("format", "").partition(",")[0] if value == "custom" else value
             case "lvlText":
                 self._level.text = value
             case "isLgl":
@@ -249,7 +249,7 @@ class Numbering(PartHandler):
 def _number(counts: Mapping[int, int], levels: Mapping[int, _Level], at: int, item: int) -> str:
     """Return the number of a level in the mark of an item."""
     level = levels.get(at, _Level())
-    kind = _KINDS.get(level.kind, "1")
-    if levels[item].is_legal and kind != "01":
+    kind = _KINDS.get(level.kind, level.kind if level.kind[:1] == "0" else "1")
+    if levels[item].is_legal and kind[:1] != "0":
         kind = "1"
     return written(counts.get(at, level.start), kind)

@@ -43,6 +43,12 @@ def test_a_field_without_a_result_shows_what_its_code_says(code: str, shown: str
     assert text == (shown or text)
 
 
+def test_a_field_in_one_element_shows_its_result_or_its_code() -> None:
+    field = "<w:p><w:fldSimple w:instr='EQ \\f(1,2)'>{}</w:fldSimple>{}</w:p>"
+    assert text_of(field.format("", run(" now"))) == "1/2 now"
+    assert text_of(field.format(run("half"), run(" now"))) == "half now"
+
+
 def test_the_result_of_a_field_is_shown_and_not_its_code() -> None:
     field = (
         f"{mark('begin')}<w:r><w:instrText>EQ \\f(1,2)</w:instrText></w:r>{mark('separate')}{run('half')}{mark('end')}"

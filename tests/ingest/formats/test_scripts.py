@@ -176,6 +176,17 @@ def test_notes_of_a_document_have_the_numbers_that_refer_to_them() -> None:
     assert docx.parse(files.docx(body, footnotes=notes), LIMIT).text == "In 1987 [1].\n\n[1] See there."
 
 
+def test_a_note_whose_mark_was_taken_out_is_left_out() -> None:
+    body = f"<w:p>{run('In 1987')}<w:del><w:r><w:footnoteReference w:id='7'/></w:r></w:del></w:p>"
+    assert docx.parse(files.docx(body, footnotes=f"<w:footnote w:id='7'>{body}</w:footnote>"), LIMIT).text == "In 1987"
+
+
+def test_formulas_that_follow_each_other_are_apart() -> None:
+    two = f"<m:oMath>{term('x')}</m:oMath>" * 2
+    body = f"<w:p {M}><m:oMathPara>{two}</m:oMathPara></w:p>"
+    assert docx.parse(files.docx(body), LIMIT).text == "x x"
+
+
 OFFICE = [
     (f"<m:f><m:num>{term(1)}</m:num><m:den>{term(2)}</m:den></m:f>", "1/2"),
     (f"<m:f><m:fPr><m:type m:val='noBar'/></m:fPr><m:num>{term('n')}</m:num><m:den>{term('k')}</m:den></m:f>",

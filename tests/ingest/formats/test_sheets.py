@@ -43,6 +43,7 @@ FORMATS = [
     ("#,##0;[Red]#,##0", -5, "-5"),
     ("#,##0_);(#,##0)", -5, "-5"),
     ('0 "credit";0 "debit"', -5, "5 debit"),
+    ("#,##0;▲#,##0", -5, "▲5"),
     ('"yes";"no";"none"', -1, "no"),
     ('"yes";"no";"none"', 0, "none"),
     ('[>=100]"many";0', 150, "many"),
@@ -85,6 +86,9 @@ FORMATS = [
     ("mmm-yy", 36283, "1999-05"),
     ("yyyy", 36283, "1999"),
     ("d mmm", 36283, "1999-05-03"),
+    ('"due "d mmm', 36283, "due 1999-05-03"),
+    ('"FY"yyyy', 36283, "FY1999"),
+    ('ggge"年"m"月"d"日"', 36283, "1999-05-03"),
     ("dddd", 2, "Monday"),
     ("mmmm", 36283, "May"),
     ("0.0\\ km/\\h", 5, "5.0 km/h"),
@@ -154,6 +158,7 @@ STAFF = ("Name | Town | Pay", "Vala | Orrin | 10")
         '<cols><col min="3" max="3" hidden="1"/></cols>',
         '<cols><col min="3" max="16384" width="0"/></cols>',
         '<cols><col min="3" max="3" width="0.05" customWidth="1"/></cols>',
+        '<sheetFormatPr defaultColWidth="0"/><cols><col min="1" max="2" width="9"/></cols>',
     ],
 )
 def test_columns_that_cannot_be_seen_are_left_out(before: str) -> None:
@@ -312,10 +317,12 @@ def test_formulas_without_a_result_are_kept_and_said() -> None:
     made = row("Item", "Cost") + row("Roof", 4000)
     made += '<row><c t="inlineStr"><is><t>Total</t></is></c><c><f>SUM(B2:B3)</f></c></row>'
     made += '<row><c t="str"><f>A1</f><v></v></c><c><f>SUM(B2)</f><v>5</v></c></row>'
-    made += '<row><c><f t="shared" si="0"/></c></row>'
+    made += '<row><c><f t="shared" si="0"/></c><c t="str"><f>A2</f></c></row>'
     parsed = xlsx.parse(workbook({"S": made}), LIMIT)
-    assert parsed.text.endswith("Item: Total\nCost: =SUM(B2:B3)\n\nCost: 5\n\nItem: (a formula without a result)")
-    assert parsed.metadata["warnings"][0].startswith("2 formulas have no stored result")
+    assert parsed.text.endswith(
+        "Item: Total\nCost: =SUM(B2:B3)\n\nCost: 5\n\nItem: (a formula without a result)\nCost: =A2"
+    )
+    assert parsed.metadata["warnings"][0].startswith("3 formulas have no stored result")
     assert "warnings" not in xlsx.parse(workbook({"S": row("a", "b") + row(1, 2)}), LIMIT).metadata
 
 

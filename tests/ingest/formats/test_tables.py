@@ -169,6 +169,11 @@ def test_headings_of_a_document_keep_their_numbers() -> None:
     assert document(body, numbering=NUMBERS, styles=f"{styles}</w:style>") == "## 1. Yard\n\n## 2. Crane"
 
 
+def control(checked: int) -> str:
+    box = f"<w:checkbox><w:checked w:val='{checked}'/></w:checkbox>"
+    return f"<w:sdt><w:sdtPr>{box}</w:sdtPr><w:sdtContent>{run('●')}</w:sdtContent></w:sdt>"
+
+
 def field(content: str) -> str:
     return f"<w:r><w:fldChar><w:ffData><w:checkBox>{content}</w:checkBox></w:ffData></w:fldChar></w:r>"
 
@@ -180,6 +185,9 @@ def field(content: str) -> str:
         (field("<w:default w:val='1'/><w:checked w:val='0'/>") + run(" Smoking"), "[ ] Smoking"),
         (field("<w:checked/>") + run(" Smoking"), "[x] Smoking"),
         ("<w:r><w:sym w:font='Wingdings' w:char='F0FE'/></w:r>" + run(" Smoking"), "[x] Smoking"),
+        (control(1) + run(" Smoking"), "[x] Smoking"),
+        (control(0) + run("o"), "[ ]o"),
+        ("<w:r><w:pict><v:textpath xmlns:v='v' string='Tarn Day'/></w:pict></w:r>", "Tarn Day"),
         ("<w:r><w:sym w:font='Wingdings' w:char='F0A8'/></w:r>" + run(" Pets"), "[ ] Pets"),
         (run("5 ") + "<w:r><w:sym w:font='Symbol' w:char='F0A3'/></w:r>" + run(" 7"), "5 ≤ 7"),
         (run("5 \uf0a3 7", "<w:rFonts w:ascii='Symbol' w:hAnsi='Symbol'/>"), "5 ≤ 7"),

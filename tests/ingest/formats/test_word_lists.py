@@ -50,12 +50,24 @@ LINKED = f"<w:abstractNum w:abstractNumId='5'><w:styleLink w:val='L'/>{level(0, 
         (numbers(level(0, "decimal", "%1."), level(1, "bullet", "x"), use=f"{OVER}</w:lvlOverride>"), "(a),-,-,(b),-"),
         (numbers(level(0, "japaneseCounting", "%1、"), level(1, "decimalEnclosedCircle", "%2")), "一、,①,②,二、,①"),
         (numbers(level(0, "russianLower", "%1)"), level(1, "ideographTraditional", "%2.")), "а),甲.,乙.,б),甲."),
+        (numbers(level(0, "decimal", "%1").replace("decimal'", "custom' w:format='001, 002, ...'")),
+         "001,-,-,002,-"),
         (numbers("<w:numStyleLink w:val='L'/>", more=LINKED), "A),-,-,B),-"),
     ],
 )  # fmt: skip
 def test_items_have_the_numbers_that_word_shows(numbering: str, marks: str) -> None:
     body = item("x") + item("x", 1) + item("x", 1) + item("x") + item("x", 1)
     assert document(body, numbering) == "\n".join(f"{mark} x" for mark in marks.split(","))
+
+
+def test_letters_of_items_are_repeated_behind_z() -> None:
+    items = document("".join(map(item, "x" * 28)), numbers(level(0, "lowerLetter", "%1.")))
+    assert items.endswith("\nz. x\naa. x\nbb. x")
+
+
+def test_a_cell_may_hold_the_number_of_a_row_alone() -> None:
+    rows = "".join(f"<w:tr><w:tc>{item('')}</w:tc><w:tc>{files.paragraph(text)}</w:tc></w:tr>" for text in ("a", "b"))
+    assert document(f"<w:tbl>{rows}</w:tbl>", numbers(level(0, "decimal", "%1"))) == "1 | a\n2 | b"
 
 
 def test_a_heading_has_the_list_of_the_style_that_it_is_based_on() -> None:
@@ -94,4 +106,6 @@ def test_diagrams_are_read_behind_the_text() -> None:
     read["word/_rels/document.xml.rels"] = packages.links(("diagramDrawing", "diagrams/drawing1.xml"))
     drawn = f"<d:drawing xmlns:d='d' {packages.NAMES}>{packages.shape('Plan')}</d:drawing>"
     read["word/diagrams/drawing1.xml"] = drawn.encode()
+    assert docx.parse(files.archive(read), LIMIT).text == "text\n\nPlan\n\nnote"
+    read["word/_rels/document.xml.rels"] = packages.links(("diagramData", "diagrams/drawing1.xml"))
     assert docx.parse(files.archive(read), LIMIT).text == "text\n\nPlan\n\nnote"
