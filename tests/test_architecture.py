@@ -341,7 +341,17 @@ def test_only_the_process_for_documents_imports_what_parses_them() -> None:
     """In the service itself a hostile file meets no parser."""
     parsers = {"pypdfium2", "selectolax", "xml", "zipfile", "lxml", "html", "email", "rapidocr", "cv2"}
     names = ("html", "pdf", "ocr", "docx", "csv", "pptx", "xlsx", "epub", "eml", "package")
-    names += ("pdf_scripts", "pdf_pieces", "sheets", "cell_styles", "word_styles", "elements", "page_picture")
+    names += (
+        "pdf_scripts",
+        "pdf_pieces",
+        "pdf_columns",
+        "word_forms",
+        "sheets",
+        "cell_styles",
+        "word_styles",
+        "elements",
+        "page_picture",
+    )
     formats = {f"ragkv.ingest.formats.{name}" for name in names}
     guests = [
         f"{edge.where}: {edge.module}"

@@ -162,8 +162,12 @@ class _Column:
         """Whether a line goes on in the next one."""
         first = below[:1]
         if first.islower():
-            is_item = _LETTERED.match(below) and above.count("(") <= above.count(")")
-            return above[-1] not in ".!?:" and not is_item and not (_is_row(below) and _is_row(above))
+            if above[-1] in ".!?:":
+                return False
+            begin = below[:6]
+            if (")" in begin or "." in begin) and _LETTERED.match(below) and above.count("(") <= above.count(")"):
+                return False
+            return not (below[-1].isdigit() and above[-1].isdigit() and _is_row(below) and _is_row(above))
         if above[-1] in _ENDS:
             return False
         word = above[above.rfind(" ") + 1 :]

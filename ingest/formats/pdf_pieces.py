@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import c_float
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from pypdfium2.raw import (
 
 LOWERED, NEAR = 0.06, 0.5
 """Least shift of a piece below its line, and most distance from the one before, as shares of the size of its line."""
+FEW = 32
+"""Pieces of a page up to which all of them are looked at."""
 LONGEST = 16
 """Letters of a piece that is off the line."""
 _UNIT = 1.5
@@ -61,7 +63,7 @@ class PaintedPieces:
     """The text of a page in the order in which it is painted.
 
     Attributes:
-        changes: Numbers of the pieces whose size differs from that of a neighbour.
+        changes: Numbers of the pieces whose size differs from that of a neighbour; all of them where they are few.
     """
 
     def __init__(self, page: PdfPage):
@@ -69,8 +71,9 @@ class PaintedPieces:
         self._sizes: list[float] = []
         self._known: dict[int, PaintedPiece] = {}
         self._collect(page.raw, FPDFPage_CountObjects(page), FPDFPage_GetObject, _WHOLE, 0)
-        self.changes = (
-            sorted(self._changes()) if len({*self._sizes}) > 1 or min(self._sizes, default=2) <= _UNIT else []
+        is_mixed = len({*self._sizes}) > 1 or min(self._sizes, default=2) <= _UNIT
+        self.changes: Sequence[int] = (
+            range(len(self)) if 1 < len(self) <= FEW else sorted(self._changes() if is_mixed else ())
         )
 
     def __len__(self) -> int:

@@ -25,13 +25,14 @@ from pypdfium2.raw import (
     FPDFText_IsGenerated,
 )
 
+from ragkv.ingest.formats.pdf_columns import by_columns
 from ragkv.ingest.formats.pdf_pieces import LONGEST, LOWERED, NEAR, PaintedPiece, PaintedPieces
 from ragkv.ingest.formats.scripts import END, SUB, SUP, resolved
 
 _SMALLER, _SMALLEST = 0.92, 0.45
 """Size of a piece as a share of the size of its line. A letter that begins a chapter is larger than that."""
-_RAISED, _HALF = 0.15, 0.5
-"""Least shift of a piece up, and most shift down, likewise."""
+_RAISED, _MOVED, _HALF = 0.15, 0.25, 0.5
+"""Least shift of a piece up, of one in the size of its line, and most shift down, likewise."""
 _SPACE, _FAR = 0.15, 1.5
 """Distance of two pieces from which on a space is between them, and from which on they have nothing to do with each
 other, likewise."""
@@ -63,7 +64,7 @@ def with_scripts(page: PdfPage) -> str:
     pieces = PaintedPieces(page)
     found = dict(_off_line(pieces))
     if not found:
-        return text
+        return by_columns(text, painted, pieces)
     letters: str = painted.get_text_range()
     if not letters.isascii() and len(letters.encode("utf-16-le", errors="replace")) != 2 * len(letters):
         return text  # places of letters are those of UTF-16
@@ -134,7 +135,8 @@ def _off_line(pieces: PaintedPieces) -> Iterator[tuple[int, tuple[int, str]]]:
         base, mark = scripts.get(at - 1, at - 1), ""
         if base >= 0 and (mark := _mark(pieces[base], pieces[at])) and not _is_near(pieces, base, at):
             mark = ""
-        if not mark and at + 1 < len(pieces) and _mark(pieces[at + 1], pieces[at]) == SUP:  # of a note before its text
+        is_first = not mark and at + 1 < len(pieces) and pieces[at].size < pieces[at + 1].size
+        if is_first and _mark(pieces[at + 1], pieces[at]) == SUP:  # of a note before its text
             base, mark = at + 1, SUP if _is_near(pieces, at, at + 1) else ""
         if mark:
             scripts[at] = base
@@ -146,9 +148,11 @@ def _off_line(pieces: PaintedPieces) -> Iterator[tuple[int, tuple[int, str]]]:
 
 def _mark(base: PaintedPiece, piece: PaintedPiece) -> str:
     """Return the mark of a piece that is off the line of a base; empty for one that is on it."""
+    shift = (piece.line - base.line) / base.size if base.size else 0.0
+    if piece.size == base.size:
+        return (SUP if shift > 0 else SUB) if _MOVED < abs(shift) < _HALF else ""
     if not _SMALLEST * base.size < piece.size < _SMALLER * base.size:
         return ""
-    shift = (piece.line - base.line) / base.size
     if _RAISED < shift < 1:
         return SUP
     return SUB if -_HALF < shift < -LOWERED else ""

@@ -43,6 +43,7 @@ FIGURES = [
     ((on("Room 12"), ("34", 8, 0)), "Room 1234"),
     ((on("5 m"), up("2"), on(" of land")), "5 m^2 of land"),
     ((on("x"), low("1"), on(" and x"), low("2")), "x_1 and x_2"),
+    ((on("holds 10"), ("6", 12, 5), on(" litres")), "holds 10^6 litres"),
 ]
 LETTERS = [
     ((on("the 1"), up("st"), on(" of May")), "the 1st of May"),
@@ -106,6 +107,22 @@ def test_letters_that_are_painted_one_by_one_are_lines() -> None:
     assert parse(pdf(at_places(*cells)), LIMIT).text == "oil 5 7\na 8 9"
     column = [(300, 720 - 12 * at, letter) for at, letter in enumerate("CRANES")]
     assert parse(pdf(at_places(*column)), LIMIT).text == "CRANES"
+
+
+LEFT = ("The harbour of Tarn was built by", "people of the north and", "in the year of the flood.")
+RIGHT = ("The crane was bought by the", "town for all of its ships, and", "it is blue.")
+
+
+@pytest.mark.parametrize(("left", "joined"), [(LEFT, True), (tuple(map(str.title, LEFT)), False)])
+def test_columns_that_are_painted_line_by_line_are_read_one_by_one(left: tuple[str, ...], joined: bool) -> None:
+    pieces = [
+        (x, 720 - 14 * at, text)
+        for at, row in enumerate(zip(left, RIGHT if joined else map(str.title, RIGHT), strict=True))
+        for x, text in zip((72, 320), row, strict=True)
+    ]
+    text = parse(pdf(at_places(*pieces)), LIMIT).text
+    assert (" ".join(text.split()) == " ".join((*LEFT, *RIGHT))) is joined
+    assert (f"{left[0]} The Crane" in text) is not joined
 
 
 def test_a_script_that_is_painted_letter_by_letter_is_whole() -> None:
