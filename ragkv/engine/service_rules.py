@@ -31,6 +31,8 @@ from ragkv.report import (
 from ragkv.timing import StepTimer
 from ragkv.types import AskOptions
 
+_PAUSE = re.compile(r"[^\w\s'’-]")
+"""What says nothing between words: punctuation and emoji."""
 LONGEST = 200
 """Characters of the longest question that a rule is tried on, but for `summary`, which any length may follow."""
 SOME, MANY = 3, 20
@@ -41,14 +43,19 @@ TITLE = 80
 """Characters of a title."""
 
 _HELLO = (
-    r"(?:hello|hi|hey|hiya|howdy|greetings|good (?:morning|afternoon|evening|day)|how are you|thanks|thank you|bye"
-    r"|goodbye|hallo|guten tag|moin|salut|bonjour|hola|ciao|你好|您好)"
+    r"(?:hello|hi|hey|hiya|howdy|greetings|good (?:morning|afternoon|evening|day)|how are you"
+    r"|(?:(?:ok|many) )?thanks|thank you|bye|goodbye|hallo|guten tag|moin|salut|bonjour|hola|ciao|你好|您好)"
 )
-_THERE = r"(?: (?:there|all|everyone|again|ragkv|a lot|very much|so much|today))?"
+_THERE = r"(?: (?:there|all|everyone|world|bot|again|ragkv|a lot|very much|so much|today))?"
 _GREETING = re.compile(rf"{_HELLO}{_THERE}(?: {_HELLO}{_THERE})?")
 _SERVICE = re.compile(
-    r"help(?: me)?|(?:who|what) are you|what is (?:ragkv|this service(?: for)?)|what does this service do"
-    r"|(?:what|which questions) (?:can|may|could|should) (?:i|we|one) ask(?: (?:you|here))?(?: about| here)?"
+    r"help(?: me)?|(?:who|what) are you|what is (?:ragkv|your name|this service(?: for)?)|what does this service do"
+    r"|are you (?:an? )?(?:ai|bot|robot|machine|human|person|real)"
+    r"|(?:what|which) topics do you (?:know(?: about)?|cover)"
+    r"|(?:tell|show) me what you can do|what are you able to (?:do|answer)|what can i do here|how (?:do|can) i use this"
+    r"|(?:what|which)(?: kinds? of)? questions can you answer"
+    r"|(?:what|(?:what|which)(?: kinds? of)? (?:questions|topics))"
+    r" (?:can|may|could|should) (?:i|we|one) ask(?: (?:you|here))?(?: about| here)?"
     r"|what (?:can|could) you (?:do|answer|tell me|help(?: me)? with)(?: for me)?|what do you (?:do|know(?: about)?)"
     r"|how (?:can|could|do|does) (?:you help(?: me)?|you work|i use (?:you|this service)|this service work)"
 )
@@ -60,11 +67,14 @@ _HAVE = (
 _LIST = re.compile(
     r"(?:(?:can|could|would) you )?(?:list|show|name|give)(?: me)?(?: all)?(?: of)?(?: the| your| my| our)?"
     rf"(?: available)? {_OWN}{_HAVE}|(?:which|what) {_OWN}{_HAVE}|how many {_OWN}{_HAVE}"
+    rf"|list(?: everything)?|what is in (?:this|the|your) collection"
+    rf"|(?:which|what) {_OWN} can (?:i ask(?: you)? about|you (?:search|read|see|use))"
 )
 _SUMMARY = re.compile(
     r"(?:please )?(?:(?:can|could|would|will) you )?(?:please )?"
     r"(?:summari[sz]e\b|sum up\b|tl;? ?dr\b"
-    r"|(?:give|write|make)(?: me| us)? an? (?:short |brief |quick )?(?:summary|overview)\b)"
+    r"|(?:(?:give|write|make|provide|create)(?: me| us)? |i (?:need|want|would like) |can i (?:have|get) )an? "
+    r"(?:short |brief |quick )?(?:summary|overview)\b|(?:summary|overview)(?:,? please)?\Z)"
 )
 
 
@@ -91,15 +101,12 @@ def rule_of(question: str, extractive: bool) -> str:
         return "summary"
     if len(text) > LONGEST:
         return ""
-    text = " ".join(text.removeprefix("please ").removesuffix(" please").translate(_PAUSES).split())
+    text = " ".join(_PAUSE.sub(" ", text.removeprefix("please ").removesuffix(" please")).split())
     if _GREETING.fullmatch(text):
         return "greeting"
     if _SERVICE.fullmatch(text):
         return "service"
     return "list" if extractive and _LIST.fullmatch(text) else ""
-
-
-_PAUSES = str.maketrans(dict.fromkeys(",.!?;:", " "))
 
 
 def _answer_of(rule: str, extractive: bool, catalog: Catalog, options: AskOptions) -> str:
