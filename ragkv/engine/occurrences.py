@@ -17,6 +17,7 @@ _WHOLES = (
     re.compile(r"(?<![\w.+-])[\w.+-]++@[\w.-]*\w"),  # an e-mail address
     re.compile(r"(?<!\w)\w++://[^\s<>\"']*[\w/]"),  # a URL
     re.compile(r"(?<![\w/.~+-])[.~]{0,2}/[\w.~+/-]*\w"),  # a path
+    re.compile(r"(?<!\w)[A-Za-z](?:\+\+|#)"),  # C++, F#
     re.compile(r"(?<=\w)\(\d\w{0,3}\)|\[\d{1,3}\]"),  # a section of a manual, a note
     re.compile(r"^[ \t]{0,8}\(?\d{1,3}[.)]\s", re.MULTILINE),  # the number of an item
     re.compile(r"(?<![\w.])[^\W\d]\w*+(?:(?:\.|::)[a-z]\w*+|-\d\w*+(?:-\w++)*+)++"),  # zlib.h, X-200
