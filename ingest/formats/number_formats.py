@@ -40,8 +40,6 @@ _NAME = re.compile("d{3,4}|m{3,4}")
 """Letters of a day of the week, or of a month, alone."""
 _PERIOD = re.compile("[ye]+m*|m+[ye]+")
 """Letters of a year, or of a month of one."""
-_WORD = re.compile(r"(?!g+[^g]*\Z)[^\W\d_]{2}")
-"""A part of a word, as the letters of an era (`ggg`), and `年` or `г` behind a year, are none."""
 _LONGEST = 255
 """Characters of a format that are read. Programs allow no more."""
 _BUILT_IN = {
@@ -90,7 +88,8 @@ class NumberFormat:
         if section.kind == "hidden":
             return ""
         if section.kind in ("date", "elapsed"):
-            return _moment(section, number, epoch)
+            shown = _moment(section, number, epoch)
+            return shown if section.said is None else _said(section.said, shown)
         if section.kind == "text":
             return _with_text(section, f"{number:.15g}") if section.has_text else section.before
         text = f"{abs(number):.15g}" if section.kind == "general" else _digits(section, abs(number))
@@ -132,6 +131,13 @@ class NumberFormat:
 def _holds(condition: tuple[str, float], number: float) -> bool:
     sign, limit = condition
     return _COMPARED[sign](number, limit)
+
+
+def _said(words: tuple[str, str], shown: str) -> str:
+    """Return a date with the words around it, where it does not have them."""
+    before, behind = words
+    before = "" if shown.startswith(before.strip()) else before
+    return f"{before}{shown}{'' if shown.endswith(behind.strip()) else behind}".strip()
 
 
 def _with_text(section: Section, text: str) -> str:
@@ -220,15 +226,6 @@ def _fraction(section: Section, value: Decimal) -> str:
 
 
 def _moment(section: Section, number: float, epoch: datetime) -> str:
-    """Return a date, a time or both with the words around it, or how long something took."""
-    shown = _bare_moment(section, number, epoch)
-    before, behind = section.spans[0] if section.kind == "date" else "", section.behind.rstrip()
-    before = before if _WORD.search(before) and not shown.startswith(before.lstrip()) else ""
-    behind = behind if _WORD.search(behind) and not shown.endswith(behind) else ""
-    return f"{before}{shown}{behind}".strip()
-
-
-def _bare_moment(section: Section, number: float, epoch: datetime) -> str:
     """Return a date, a time or both, or how long something took. Seconds have the parts that the format shows."""
     dates = section.dates
     if section.kind == "elapsed":

@@ -11,6 +11,8 @@ _PART = re.compile(
 )
 _CONDITION = re.compile(r"(<=|>=|<>|<|>|=)\s*(-?[\d.]+)")
 _PLACE = re.compile("[0-9#?]")
+_WORD = re.compile(r"(?!g+[^g]*\Z)[^\W\d_]{2}")
+"""A part of a word, as the letters of an era (`ggg`), and `年` or `г` behind a year, are none."""
 _ELAPSED = re.compile(r"h+|m+|s+", re.IGNORECASE)
 
 
@@ -28,6 +30,7 @@ class Section:
         parts: How many digits a second has behind its point.
         percents, thousands: How often the number is taken times 100 and divided by 1000.
         condition: Which numbers it is for, if it says so.
+        said: Words before and behind a date; None where there are none.
         has_text: Whether it is for text, too.
         has_plus: Whether it shows the sign of an exponent that is not negative.
         is_simple: Whether its digits are nothing but a number of zeros.
@@ -41,6 +44,7 @@ class Section:
         self.spans: list[str] = []
         self.parts = self.percents = self.thousands = 0
         self.condition: tuple[str, float] | None = None
+        self.said: tuple[str, str] | None = None
         self.has_text = self.has_plus = self.is_simple = False
 
 
@@ -145,6 +149,9 @@ def _finish(section: Section, words: str, digits: bool) -> None:
     else:
         is_even = section.decimals == "" and words[:1] in ("-", "–", "—")  # a price: `5.-`
         section.behind = f".{words}" if is_even else words
+    if section.kind == "date":
+        before, behind = (side if _WORD.search(side) else "" for side in (section.spans[0], section.behind))
+        section.said = (before, behind) if before or behind else None
     if not any(section.blanks[1::2]):
         section.blanks = []
     scaled = section.percents or section.thousands or section.exponent or section.divisor or section.blanks
