@@ -52,6 +52,7 @@ _NUMBERS = {"M": 2, "L": 2, "C": 6}
 """Numbers behind each command of a path."""
 _CLIP = re.compile(r'<clipPath id="([^"]+)">\s*(.*?)\s*</clipPath>\n?', re.DOTALL)
 
+_LETTER = re.compile(r'<symbol overflow="visible" id="([^"]+)">\s*<path (d="[^"]*"/>)\s*</symbol>')
 _LINE = re.compile(r'<use href="[^"]+" x="[^"]+" y="([^"]+)"/>\n(?:<use href="[^"]+" x="[^"]+" y="\1"/>\n){5,}')
 
 
@@ -92,7 +93,7 @@ def compacted(text: str) -> str:
     """Return an SVG of pdftocairo in fewer bytes: rounded, without defaults, each clip path once, letters in groups."""
     text = re.sub(r"^ +", "", text, flags=re.MULTILINE)  # some versions of pdftocairo indent letters
     text = re.sub(r' style="\s*"', "", _DEFAULTS.sub("", _LONG.sub(_rounded, text)))
-    text = re.sub(r' d="([^"]*)"', _relative, text)
+    text = _LETTER.sub(r'<path id="\1" \2', re.sub(r' d="([^"]*)"', _relative, text))
     text = re.sub(r"rgb\(([\d.]+)%,([\d.]+)%,([\d.]+)%\)", _hexadecimal, text)
     text = text.replace("xlink:href", "href").replace("glyph", "g")
     first: dict[str, str] = {}

@@ -49,3 +49,8 @@ def test_the_letters_of_a_line_have_their_height_once() -> None:
     line = compacted(f'<g style="fill:a">\n{letters}<use href="#g" x="1" y="9"/>\n</g>\n')
     assert line.startswith('<g style="fill:a">\n<g transform="translate(0 2.5)">\n<use href="#g0" x="0"/>\n')
     assert line.endswith('<use href="#g6" x="6"/>\n</g>\n<use href="#g" x="1" y="9"/>\n</g>\n')
+
+
+def test_the_path_of_a_letter_needs_no_symbol() -> None:
+    letter = '<symbol overflow="visible" id="glyph0-1">\n<path d="M 0 0 L 1 1"/>\n</symbol>\n'
+    assert compacted(letter) == '<path id="g0-1" d="m0 0 1 1"/>\n'
