@@ -235,12 +235,8 @@ _SETS = (
     *(_Set(name, (codec,), _narrow(GREEK)) for name, codec in (
         ("windows-1253", "cp1253"), ("iso-8859-7", "iso8859_7"), ("cp737", "cp737"),
     )),
-    *(_Set(name, (codec,), _narrow(HEBREW)) for name, codec in (
-        ("windows-1255", "cp1255"), ("iso-8859-8", "iso8859_8"),
-    )),
-    *(_Set(name, (codec,), _narrow(ARABIC)) for name, codec in (
-        ("windows-1256", "cp1256"), ("iso-8859-6", "iso8859_6"),
-    )),
+    _Set("windows-1255", ("cp1255",), _narrow(HEBREW)),
+    _Set("windows-1256", ("cp1256",), _narrow(ARABIC)),
     *(_Set("", (codec,), _latin) for codec in (_WESTERN, "cp1250", "cp1254", "cp1257", "cp850", "mac_roman")),
 )  # fmt: skip
 """Sets by what is likely in them. Those without a name are in Latin letters, which do not say in which of them."""
