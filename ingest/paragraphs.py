@@ -26,7 +26,7 @@ _STAMP = re.compile(
     r"\[?\d{1,4}([-./])\d{1,2}\1\d{1,4},?[ T]{1,2}\d{1,2}:\d\d|\[?\d{1,2}:\d\d(?::\d\d)?\]?\s"
     r"|[A-Z][a-z]{2}  ?\d{1,2} \d\d:\d\d:\d\d |\[?(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|FATAL)\b"
 )
-"""A date and time, a time, or how bad it is, at the beginning of an entry in a log or of what somebody says in a chat."""
+"""A date, a time, or how bad it is, at the beginning of an entry in a log or of what somebody says in a chat."""
 _BROKEN_WORD = re.compile(r"\b([^\W\d_]{1,40})-\n([^\W\d_]{1,40})([^\s\w-]*+)(?: |(?=\n)|\Z)")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*+")
 WIDE_FROM, _WIDE_TO = "\u2e80", "\uff60"

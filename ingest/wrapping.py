@@ -23,11 +23,14 @@ _WIDEST = 120
 """Characters of the longest line that a program wraps."""
 _SENTENCE_ENDS = (".", "!", "?", "…", ".”", '."', ":", ";")
 _FENCE = re.compile(r" {0,3}(```|~~~|\$\$|<pre\b)")
-_ITEM = re.compile(r"\s{0,12}(?:[-*+•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)]|\[[ xX]\]|\[\^[^\]\s]{1,40}\]:|o(?=  ))\s+\S")
+_ITEM = re.compile(
+    r"\s{0,12}(?:[-*+•‣▪◦–—]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4})[.)]|\[[ xX]\]|\[\^[^\]\s]{1,40}\]:|o(?=  ))\s+\S"
+)
 _APART = re.compile(r"\t|[^\s.!?:] {2,}\S|\S {3,}\S| \| |^\s{0,3}\||\|\s*$")
 """What columns of a table have between them."""
 _ALONE = re.compile(
-    r"\s{0,3}(?:#{1,6}(?:\s|$)|[=*_~-]{3,}\s*$|(?:[-*_] ){2,}[-*_]\s*$|<[A-Za-z/!]|\[(?!\^)[^\]\n]{1,80}\]:|:(?:\s|::)|\.\.\s|@|\$ )"
+    r"\s{0,3}(?:#{1,6}(?:\s|$)|[=*_~-]{3,}\s*$|(?:[-*_] ){2,}[-*_]\s*$|<[A-Za-z/!]"
+    r"|\[(?!\^)[^\]\n]{1,80}\]:|:(?:\s|::)|\.\.\s|@|\$ )"
 )
 """Lines that belong to no paragraph: headings, rules, elements of HTML, definitions, commands."""
 _CODE = re.compile(

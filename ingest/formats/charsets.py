@@ -59,8 +59,14 @@ _NO_CHARACTERS = {"rot13", "rot-13", "idna", "punycode", "mbcs", "oem", "undefin
 _NO_CHARACTERS |= {"raw_unicode_escape", "palmos", "x-user-defined"}
 _CONTROL = re.compile("[\x80-\x9f]")
 _WINDOWS = {
-    **{"iso-8859-2": "cp1250", "iso-8859-4": "cp1257", "iso-8859-5": "cp1251", "iso-8859-6": "cp1256"},
-    **{"iso-8859-7": "cp1253", "iso-8859-8": "cp1255", "iso-8859-8-i": "cp1255", "iso-8859-13": "cp1257"},
+    "iso-8859-2": "cp1250",
+    "iso-8859-4": "cp1257",
+    "iso-8859-5": "cp1251",
+    "iso-8859-6": "cp1256",
+    "iso-8859-7": "cp1253",
+    "iso-8859-8": "cp1255",
+    "iso-8859-8-i": "cp1255",
+    "iso-8859-13": "cp1257",
 }
 """What programs of Windows write under a label of ISO 8859; Windows-1252 for all others."""
 _NUMBERED = re.compile(r"(?:x-)?(?:(?:windows|win|dos|ibm|ms|cp|ansi)[-_ ]|windows|win)(\d{3,4})")
@@ -227,7 +233,11 @@ def _respelled() -> dict[str, str]:
     """Return the names of the standard by its labels without signs between letters: `big-5`, `gb 2312`."""
     from webencodings.labels import LABELS
 
-    return {_SPELLING.sub("", label): name for label, name in LABELS.items() if name not in ("x-user-defined", "replacement")}
+    return {
+        _SPELLING.sub("", label): name
+        for label, name in LABELS.items()
+        if name not in ("x-user-defined", "replacement")
+    }
 
 
 def _python_name(label: str) -> str:

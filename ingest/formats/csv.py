@@ -66,7 +66,9 @@ def _delimiter(text: str) -> str:
     for delimiter in DELIMITERS:
         widths, lines = Counter[int](), io.StringIO(sample, newline="")
         try:
-            for row in islice(csv.reader(lines, delimiter=delimiter, quotechar=_quote(text), skipinitialspace=True), SAMPLE_ROWS):
+            for row in islice(
+                csv.reader(lines, delimiter=delimiter, quotechar=_quote(text), skipinitialspace=True), SAMPLE_ROWS
+            ):
                 widths[len(row)] += len(row) > 1
         except csv.Error:
             continue

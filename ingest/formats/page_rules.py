@@ -10,7 +10,8 @@ _HOLDS = re.compile(r"@(?:layer\b|supports\s*\(|media\s+(?:only\s+)?(?:screen|al
 """Rules around others that hold for every screen."""
 _UNQUOTED = str.maketrans("", "", "\"'")
 _COMPOUND = re.compile(
-    r"(\*|[a-z][a-z0-9]*)?((?:[.#][\w-]+|\[[\w-]+(?:=[\"']?[\w-]*[\"']?)?\])*)(?::nth-child\((\d{1,3})\)|(:first-child))?", re.IGNORECASE
+    r"(\*|[a-z][a-z0-9]*)?((?:[.#][\w-]+|\[[\w-]+(?:=[\"']?[\w-]*[\"']?)?\])*)(?::nth-child\((\d{1,3})\)|(:first-child))?",
+    re.IGNORECASE,
 )
 
 
