@@ -65,7 +65,6 @@ _WINDOWS = {
     "iso-8859-6": "cp1256",
     "iso-8859-7": "cp1253",
     "iso-8859-8": "cp1255",
-    "iso-8859-8-i": "cp1255",
     "iso-8859-13": "cp1257",
 }
 """What programs of Windows write under a label of ISO 8859; Windows-1252 for all others."""
@@ -233,11 +232,8 @@ def _respelled() -> dict[str, str]:
     """Return the names of the standard by its labels without signs between letters: `big-5`, `gb 2312`."""
     from webencodings.labels import LABELS
 
-    return {
-        _SPELLING.sub("", label): name
-        for label, name in LABELS.items()
-        if name not in ("x-user-defined", "replacement")
-    }
+    kept = ((label, name) for label, name in LABELS.items() if name not in ("x-user-defined", "replacement"))
+    return {_SPELLING.sub("", label): name for label, name in kept}
 
 
 def _python_name(label: str) -> str:
@@ -273,7 +269,7 @@ def _of_windows(data: bytes, text: str, name: str) -> str:
 
     Where these are letters, it is in the set of Windows as a whole.
     """
-    codec = _WINDOWS.get(name, "cp1252")
+    codec = _WINDOWS.get(name.removesuffix("-i"), "cp1252")
     signs = {code: bytes((code,)).decode(codec, errors="replace") for code in map(ord, set(_CONTROL.findall(text)))}
     return data.decode(codec, errors="replace") if any(map(str.isalpha, signs.values())) else text.translate(signs)
 
