@@ -11,8 +11,8 @@ _PART = re.compile(
 )
 _CONDITION = re.compile(r"(<=|>=|<>|<|>|=)\s*(-?[\d.]+)")
 _PLACE = re.compile("[0-9#?]")
-_WORD = re.compile(r"(?!g+[^g]*\Z)[^\W\d_]{2}")
-"""A part of a word, as the letters of an era (`ggg`), and `年` or `г` behind a year, are none."""
+_WORD = re.compile(r"([^\W\d_])(?!\1)[^\W\d_]")
+"""A part of a word, as letters of an era or of a date of another language (`ggg`, `JJJJ`), and `年`, are none."""
 _ELAPSED = re.compile(r"h+|m+|s+", re.IGNORECASE)
 
 
