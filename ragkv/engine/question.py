@@ -194,10 +194,7 @@ class Questions:
         )
 
     def retrieve(self, request: Request) -> list[Hit]:
-        """Return chunks in prompt order.
-
-        While the question is embedded, the KV of chunks that share its words is fetched ahead.
-        """
+        """Return chunks in prompt order. While the question is embedded, KV of those with its words is fetched."""
         options, top_k = request.options, request.options.top_k or self._engine.settings.top_k
         fetch_ahead = partial(self._fetch_ahead, request)
         turns, own = request.earlier
@@ -228,8 +225,8 @@ class Questions:
     def _fetch_ahead(self, request: Request, chunks: abc.Sequence[Chunk]) -> None:
         method = request.method.method
         if method is not None and self._engine.settings.host_bytes:
-            joining = chunks[: method.chunks or None]  # the others would be read for nothing
-            self._engine.chunks.fetch_ahead(request.options.collection, method, joining)
+            # More than can join would be read for nothing.
+            self._engine.chunks.fetch_ahead(request.options.collection, method, chunks[: method.chunks or None])
 
     def _choose_full_where_quicker(self, request: Request) -> None:
         """Prefill everything where that is predicted to be quicker than stored KV, unless a method was asked for."""
