@@ -347,6 +347,7 @@ def test_only_the_process_for_documents_imports_what_parses_them() -> None:
         "pdf_columns",
         "word_forms",
         "sheets",
+        "slide_styles",
         "cell_styles",
         "word_styles",
         "elements",

@@ -19,8 +19,9 @@ from ragkv.ingest.formats.base import LINE, Parsed, TextBlocks, TextRoom, one_li
 from ragkv.ingest.formats.cell_styles import unescaped
 from ragkv.ingest.formats.numbering import whole, written
 from ragkv.ingest.formats.office_formulas import OfficeFormulas
-from ragkv.ingest.formats.package import LINK, Package, PartHandler, diagrams_of, open_package
+from ragkv.ingest.formats.package import LINK, Link, Package, PartHandler, diagrams_of, open_package
 from ragkv.ingest.formats.scripts import END, SUB, SUP
+from ragkv.ingest.formats.slide_styles import LEVELS, Layouts, LevelStyles, Placeholders, inherited
 from ragkv.ingest.formats.symbols import is_symbols, signs
 
 _TITLES = {"title", "ctrTitle"}
@@ -28,8 +29,6 @@ _AROUND = {"sldNum", "dt", "ftr", "hdr", "sldImg"}
 """Kinds of placeholders that hold no content of the slide."""
 _TABLE = {"tbl", "tr", "tc"}
 _PROPERTIES = {"pPr", "buAutoNum", "buNone", "buChar", "rPr", "defRPr", "sym", "latin"}
-_LEVELS = {f"lvl{level + 1}pPr": level for level in range(9)}
-"""Levels of the style of a shape."""
 _NUMBERS = {"alphaLc": "a", "alphaUc": "A", "romanLc": "i", "romanUc": "I", "circleNum": "①"}
 _SIGN = re.compile(r"[\uf000-\uf0ff]|(?<!\w)[\x80-\xff](?!\w)")
 """What a font of signs shows where letters have a font of their own: `a à b` is `a → b`."""
@@ -56,15 +55,18 @@ def _parse(package: Package, limit: int) -> Parsed:
         raise InvalidDocument("it is no PowerPoint presentation, but another archive")
     links, room = package.links(main), TextRoom(limit)
     slides = [links[id].target for id in presentation.slides if id in links]
+    layouts = Layouts(package)
     texts, pages, length, heading = list[str](), list[tuple[int, int]](), 0, ""
     for number, name in enumerate(slides, 1):
         if name not in package.names:
             continue
-        slide = _Slide(room, limit)
+        own = package.links(name)
+        layout = next((link.target for link in own.values() if link.kind == "slideLayout"), "")
+        slide = _Slide(room, limit, layouts.of(layout))
         package.read(name, slide)
         if slide.hidden:
             continue
-        further = _linked(package, name, room, limit)
+        further = _linked(package, own, room, limit)
         text = without_controls(_BETWEEN.join(filter(None, [slide.whole(), *further])))
         heading = heading or slide.blocks.heading()
         if text:
@@ -75,10 +77,9 @@ def _parse(package: Package, limit: int) -> Parsed:
     return Parsed(title, _BETWEEN.join(texts), {"format": "pptx", "slides": len(slides)}, tuple(pages))
 
 
-def _linked(package: Package, slide: str, room: TextRoom, limit: int) -> tuple[str, str]:
-    """Return the text of the diagrams (SmartArt) of a slide, and the speaker's notes."""
+def _linked(package: Package, links: Mapping[str, Link], room: TextRoom, limit: int) -> tuple[str, str]:
+    """Return the text of the diagrams (SmartArt) of a slide, and the speaker's notes. links: of the slide."""
     diagrams, notes = _Slide(room, limit), _Slide(room, limit)
-    links = package.links(slide)
     for diagram in diagrams_of(links):
         package.read(diagram, diagrams)
     for link in links.values():
@@ -103,7 +104,7 @@ class _Presentation(PartHandler):
 class _Slide(PartHandler):
     """Writes the text of a slide, or of its notes, into blocks."""
 
-    def __init__(self, room: TextRoom, limit: int):
+    def __init__(self, room: TextRoom, limit: int, around: tuple[Placeholders, ...] = ()):
         self.blocks, self.hidden = TextBlocks(limit), False
         self.blocks.place = _BODY
         self._room = room
@@ -116,7 +117,7 @@ class _Slide(PartHandler):
         self._auto: tuple[str, int] | None = None
         self._is_filled = self._is_bulleted = False
         self._styled: int | None = None
-        self._autos, self._struck_levels = dict[int, tuple[str, int]](), set[int]()
+        self._around, self._styles = around, LevelStyles()
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if self._unseen or tag == "Fallback":  # a second copy of a shape for older programs
@@ -128,8 +129,8 @@ class _Slide(PartHandler):
             self._start_table(tag, attributes)
         elif tag in _PROPERTIES:
             self._start_property(tag, attributes)
-        elif tag in _LEVELS:
-            self._styled = _LEVELS[tag]
+        elif tag in LEVELS:
+            self._styled = LEVELS[tag]
         else:
             self._start_text(tag, attributes)
 
@@ -150,6 +151,8 @@ class _Slide(PartHandler):
                 self.blocks.write(self._room.take(f"{words} "))
             case "ph":
                 self._begin(attributes.get("type", "body"))
+                if self._kind not in _TITLES:
+                    self._styles.take(inherited(self._around, attributes))
             case "p" if self._kind in _TITLES:
                 self.blocks.write(" ")
             case "p":
@@ -157,7 +160,7 @@ class _Slide(PartHandler):
                 self.blocks.mark("")
                 self._level, self._auto, self._is_filled, self._is_bulleted = 0, None, False, False
             case "r" | "fld":
-                self._mark, self._struck, self._font = "", self._level in self._struck_levels, ""
+                self._mark, self._struck, self._font = "", self._level in self._styles.struck, ""
                 self._struck |= attributes.get("type") == "slidenum"
             case "t":
                 self._text = True
@@ -169,16 +172,12 @@ class _Slide(PartHandler):
         match tag:
             case "pPr":
                 self._level = whole(attributes.get("lvl"), 0)
+            case "buAutoNum" | "buNone" | "buChar" | "defRPr" if self._styled is not None:
+                self._styles.tell(self._styled, tag, attributes)
             case "buAutoNum" if self._kind not in _TITLES:
-                auto = attributes.get("type", ""), whole(attributes.get("startAt"), 1)
-                if self._styled is None:
-                    self._auto = auto
-                else:
-                    self._autos[self._styled] = auto
+                self._auto = attributes.get("type", ""), whole(attributes.get("startAt"), 1)
             case "buNone" | "buChar":
                 self._is_bulleted = True
-            case "defRPr" if self._styled is not None and attributes.get("strike", "noStrike") != "noStrike":
-                self._struck_levels.add(self._styled)
             case "rPr":
                 raised = whole(attributes.get("baseline", "0").rstrip("%"), 0)
                 self._mark = SUP if raised > 0 else SUB if raised < 0 else ""
@@ -205,7 +204,7 @@ class _Slide(PartHandler):
             return
         self._is_filled = True
         if not self._is_bulleted and self._kind not in _TITLES:
-            self._auto = self._auto or self._autos.get(self._level)
+            self._auto = self._auto or self._styles.autos.get(self._level)
         for level in [level for level in self._numbers if level >= self._level + (self._auto is not None)]:
             del self._numbers[level]
         if self._auto is not None:
@@ -276,8 +275,8 @@ class _Slide(PartHandler):
         """End the open block. What follows is in a shape of this kind."""
         self.blocks.pause()
         self._kind = kind
-        for known in (self._numbers, self._autos, self._struck_levels):
-            known.clear()
+        self._numbers.clear()
+        self._styles.clear()
         self._styled = None
         self.blocks.place = _TITLE if kind in _TITLES else _BODY
         self.blocks.mark("## " if kind in _TITLES else "")

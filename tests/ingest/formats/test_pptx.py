@@ -144,3 +144,26 @@ def test_bombs_are_too_large() -> None:
         parse(pptx(*(shape("a" * 60_000) for _ in range(2))), LIMIT)
     with pytest.raises(TooLarge, match="have over"):
         parse(pptx(shape("a"), before=" " * (UNPACKED_BYTES + 1)), LIMIT)
+
+
+LAYOUT = (
+    '<a:lvl1pPr><a:buAutoNum type="arabicPeriod"/></a:lvl1pPr><a:lvl2pPr><a:defRPr strike="sngStrike"/></a:lvl2pPr>'
+)
+
+
+@pytest.mark.parametrize("place", ["layout", "placeholder of the master", "bodies of the master"])
+def test_placeholders_take_over_numbers_and_what_is_struck_out(place: str) -> None:
+    styled = f'<p:sp><p:nvPr><p:ph idx="1"/></p:nvPr><p:txBody><a:lstStyle>{LAYOUT}</a:lstStyle></p:txBody></p:sp>'
+    master = f"<p:bodyStyle>{LAYOUT}</p:bodyStyle>" if place.startswith("bodies") else styled.replace(' idx="1"', "")
+    parts = {
+        "ppt/slides/_rels/slide1.xml.rels": links(("slideLayout", "../layouts/l.xml")),
+        "ppt/layouts/_rels/l.xml.rels": links(("slideMaster", "../masters/m.xml")),
+        "ppt/layouts/l.xml": f"<p:sldLayout {NAMES}>{styled if place == 'layout' else ''}</p:sldLayout>".encode(),
+        "ppt/masters/m.xml": f"<p:sldMaster {NAMES}>{master if place != 'layout' else ''}</p:sldMaster>".encode(),
+    }
+    texts = "".join(
+        f"<a:p><a:pPr {more}/><a:r><a:t>{text}</a:t></a:r></a:p>"
+        for text, more in (("oil", ""), ("gone", 'lvl="1"'), ("rope", ""))
+    )
+    body = f'<p:sp><p:nvPr><p:ph idx="1"/></p:nvPr><p:txBody><a:lstStyle/>{texts}</p:txBody></p:sp>'
+    assert parse(pptx(body + shape("plain"), **parts), LIMIT).text == "1. oil\n2. rope\n\nplain"
