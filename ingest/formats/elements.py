@@ -110,8 +110,9 @@ def _is_note_link(node: LexborNode, attributes: Attributes) -> bool:
     if "#" not in (attributes.get("href") or ""):
         return False
     if before is None:  # the mark of the note itself
-        is_mark = inner is not None and (inner.text_content or "").isdigit() and behind is not None
-        return is_mark and behind is not None and behind.tag == "-text" and (behind.text_content or "")[:1].isalpha()
+        if inner is None or behind is None or behind.tag != "-text":
+            return False
+        return (inner.text_content or "").isdigit() and (behind.text_content or "")[:1].isalpha()
     if before.tag != "-text":
         return False
     is_number = inner is not None and inner.tag == "-text" and (inner.text_content or "").strip("[]*†‡ ").isdigit()
@@ -201,4 +202,5 @@ def _is_in_section(node: LexborNode) -> bool:
 
 
 def items_of(listed: LexborNode) -> int:
+    """Return how many items a list has."""
     return sum(1 for child in listed.iter() if child.tag == "li")

@@ -1,8 +1,8 @@
 """E-mail messages (RFC 5322) to text: subject, people, date, the text, and the names of what is attached.
 
 Of a text that is there as plain text and as HTML, the plain one is read, unless it lacks what HTML raises or strikes
-out. Of a signed message the content is read. A
-message that was forwarded inside another is read under a heading of its own. Attachments are named and not opened.
+out. Of a signed message the content is read. A message that was forwarded inside another is read under a heading of its
+own. Attachments are named and not opened.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ class LevelStyles:
         self.struck: set[int] = set()
 
     def clear(self) -> None:
+        """Forget what was told."""
         self.autos.clear()
         self.struck.clear()
 

@@ -74,6 +74,33 @@ class SearchedText:
         return word_places(self.text, self.offsets)
 
 
+class JoinedTexts:
+    """The texts of several chunks, as if they stood behind each other, and their windows.
+
+    Attributes:
+        searched: The chunks.
+        starts: The byte at which the text of each chunk begins.
+        sizes: Windows of each chunk, B.
+        first: First byte of each window [sum of B].
+        last: Last byte, likewise.
+    """
+
+    def __init__(self, searched: Sequence[SearchedText], windows: Sequence[NDArray[np.float64]]):
+        """Join texts. windows: first and last byte of each window of each chunk [2, B]."""
+        self.searched, self.sizes = searched, [own.shape[1] for own in windows]
+        self.starts = _beginnings(text.bytes for text in searched)
+        joined = [own + start for own, start in zip(windows, self.starts, strict=True)]
+        self.first, self.last = np.concatenate(joined, axis=1)
+
+    def offsets(self) -> NDArray[np.int64]:
+        """Return the byte that each character of the texts, with one between two of them, stands for."""
+        offsets = list[NDArray[np.int64]]()
+        for text, start in zip(self.searched, self.starts, strict=True):
+            own = np.arange(len(text.text)) if text.offsets is None else text.offsets[: len(text.text)]
+            offsets += [own + start, np.array([start + text.bytes])]
+        return np.concatenate(offsets)
+
+
 @dataclass(frozen=True, eq=False)
 class KnownChunk:
     """What is the same of a chunk for every question.
@@ -129,13 +156,12 @@ class EvidenceFinder:
         titles = dict.fromkeys(word for chunk in titling for word in chunk.searched.title_words if word not in words)
         names = {word: number for number, word in enumerate(titles)}
         # All chunks at once: what is done for each of them alone takes longer than the search itself.
-        searched, bounds = [chunk.searched for chunk in chunks], [chunk.bounds for chunk in chunks]
+        texts = JoinedTexts([chunk.searched for chunk in chunks], [chunk.bounds for chunk in chunks])
         meaning = torch.cat([chunk.vectors for chunk in chunks]) @ vector
-        sizes = [windows.shape[1] for windows in bounds]
-        present, named = find_words(words, searched, bounds), find_named(names, searched, bounds)
-        parts = (blocks.split(sizes) for blocks in (meaning, present, named))
-        titled = (_flags(names, text.title_words) for text in searched)
-        return [BlockEvidence(*found) for found in zip(*parts, titled, strict=True)]
+        found = (meaning, find_words(words, texts), find_named(names, texts))
+        parts = (blocks.split(texts.sizes) for blocks in found)
+        titled = (_flags(names, text.title_words) for text in texts.searched)
+        return [BlockEvidence(*mine) for mine in zip(*parts, titled, strict=True)]
 
     def _know(self, hits: Sequence[Hit]) -> list[KnownChunk]:
         """Return what is known of the chunk of each hit; what is used least makes room for what is new."""
@@ -194,61 +220,34 @@ def question_words(question: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))[:MOST_WORDS]
 
 
-def find_words(
-    words: Sequence[str], searched: Sequence[SearchedText], windows: Sequence[NDArray[np.float64]]
-) -> Tensor:
+def find_words(words: Sequence[str], texts: JoinedTexts) -> Tensor:
     """Return which words stand in each window, or in the title of its chunk [sum of B, W] bool.
 
-    Args:
-        words: As `question_words` returns them.
-        searched: The chunks.
-        windows: First and last byte of each window of each chunk [2, B].
+    words: as `question_words` returns them.
     """
-    text, offsets = "\n".join(chunk.text for chunk in searched), _joined_offsets(searched)
-    title, titles = "\n".join(chunk.title for chunk in searched), _beginnings(len(chunk.title) for chunk in searched)
-    first, last = joined_windows(searched, windows)
-    chunk = np.repeat(np.arange(len(searched)), [own.shape[1] for own in windows])
+    text, offsets = "\n".join(chunk.text for chunk in texts.searched), texts.offsets()
+    title = "\n".join(chunk.title for chunk in texts.searched)
+    titles = _beginnings(len(chunk.title) for chunk in texts.searched)
+    chunk = np.repeat(np.arange(len(texts.sizes)), texts.sizes)
     present = np.zeros((len(chunk), len(words)), bool)
     for number, word in enumerate(words):
         at = np.sort(offsets[_places(text, word)])
-        inside = np.searchsorted(at, last, "left") > np.searchsorted(at, first, "left")
+        inside = np.searchsorted(at, texts.last, "left") > np.searchsorted(at, texts.first, "left")
         entitled = np.searchsorted(titles, _places(title, word), "right") - 1
         present[:, number] = inside | np.isin(chunk, entitled)
     return torch.from_numpy(present)
 
 
-def find_named(
-    names: Mapping[str, int], searched: Sequence[SearchedText], windows: Sequence[NDArray[np.float64]]
-) -> Tensor:
+def find_named(names: Mapping[str, int], texts: JoinedTexts) -> Tensor:
     """Return which words of titles stand in the text of each window [sum of B, U] bool.
 
-    names: beginnings of words, or pairs of characters, with their columns. The others are those of `find_words`.
+    names: beginnings of words, or pairs of characters, with their columns.
     """
-    first, last = joined_windows(searched, windows)
     if not names:
-        return torch.zeros(len(first), 0, dtype=torch.bool)
-    found = [text.index.places_of(names) for text in searched]
-    starts = _beginnings(text.bytes for text in searched)
-    at = np.concatenate([places + start for (places, _), start in zip(found, starts, strict=True)])
-    return in_windows(at, np.concatenate([columns for _, columns in found]), (first, last), len(names))
-
-
-def joined_windows(
-    searched: Sequence[SearchedText], windows: Sequence[NDArray[np.float64]]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return first and last byte of each window [sum of B], as if the texts of the chunks stood behind each other."""
-    starts = _beginnings(text.bytes for text in searched)
-    first, last = np.concatenate([own + start for own, start in zip(windows, starts, strict=True)], axis=1)
-    return first, last
-
-
-def _joined_offsets(searched: Sequence[SearchedText]) -> NDArray[np.int64]:
-    """Return the byte that each character of the texts, with one between two of them, stands for."""
-    offsets = list[NDArray[np.int64]]()
-    for text, start in zip(searched, _beginnings(text.bytes for text in searched), strict=True):
-        own = np.arange(len(text.text)) if text.offsets is None else text.offsets[: len(text.text)]
-        offsets += [own + start, np.array([start + text.bytes])]
-    return np.concatenate(offsets)
+        return torch.zeros(len(texts.first), 0, dtype=torch.bool)
+    found = [text.index.places_of(names) for text in texts.searched]
+    at = np.concatenate([places + start for (places, _), start in zip(found, texts.starts, strict=True)])
+    return in_windows(at, np.concatenate([columns for _, columns in found]), (texts.first, texts.last), len(names))
 
 
 def _beginnings(sizes: Iterable[int]) -> list[int]:

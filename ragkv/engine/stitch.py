@@ -121,7 +121,7 @@ class Stitch:
     def turned(
         self, layer: int, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: KeyPositions | None = None
     ) -> Tensor:
-        """Rotate pre-RoPE keys [m, Hkv, d] of (chunk, token indices) pairs, of one layer or several, as in `fill`."""
+        """Rotate pre-RoPE keys [L · m, Hkv, d] of (chunk, token indices) pairs in L layers like this; see `fill`."""
         if angle is None or self._model.kinds[layer].window is not None:  # windows count true positions
             at = self._of(chunks)
         else:
@@ -224,7 +224,7 @@ class Stitch:
         )
 
     def _each(self, layers: Sequence[Sequence[Tokens]]) -> list[Tensor]:
-        """Return `positions` of every layer, made once for layers that share tuples: all take longer than loading."""
+        """Return `positions` of every layer, made once for layers that share tuples: else it is slower than loading."""
         known: dict[tuple[int, ...], Tensor] = {}
         found: dict[int, Tensor] = {}
         for layer in layers:

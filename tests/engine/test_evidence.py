@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ragkv.engine import evidence
 from ragkv.engine.evidence import (
     EvidenceFinder,
+    JoinedTexts,
     as_hits,
     find_named,
     find_words,
@@ -107,7 +108,7 @@ def test_words_are_compared_by_their_beginnings_and_characters_without_spaces_by
 def found_at(words: tuple[str, ...], text: str, windows: list[tuple[int, int]], title: str = "") -> list[list[bool]]:
     chunk = Chunk("a#0", "a", 0, title, text, ())
     bounds: np.ndarray = np.array(windows, float).T
-    return find_words(words, [searched_text(chunk)], [bounds]).tolist()
+    return find_words(words, JoinedTexts([searched_text(chunk)], [bounds])).tolist()
 
 
 def test_a_word_stands_in_the_windows_that_its_beginning_lies_in() -> None:
@@ -145,7 +146,7 @@ def test_words_and_numbers_are_found_in_any_form_where_they_stand(question: str,
 def named_at(words: tuple[str, ...], text: str, windows: list[tuple[int, int]], title: str = "") -> list[list[bool]]:
     searched = searched_text(Chunk("a#0", "a", 0, title, text, ()))
     bounds: np.ndarray = np.array(windows, float).T
-    return find_named({word: n for n, word in enumerate(words)}, [searched], [bounds]).tolist()
+    return find_named({word: n for n, word in enumerate(words)}, JoinedTexts([searched], [bounds])).tolist()
 
 
 def test_words_of_titles_are_found_in_texts_by_the_same_beginnings() -> None:
@@ -175,9 +176,10 @@ def test_in_several_chunks_at_once_words_are_found_as_in_each_of_them(chunks: li
     windows = [np.array([(0, end // 2), (end // 3, end)], float).T for end in ends]
     words = question_words(" ".join(chain(*chunks)))
     names = {word: number for number, word in enumerate(words)}
-    alone = [([own], [bounds]) for own, bounds in zip(searched, windows, strict=True)]
-    assert find_words(words, searched, windows).equal(torch.cat([find_words(words, *one) for one in alone]))
-    assert find_named(names, searched, windows).equal(torch.cat([find_named(names, *one) for one in alone]))
+    together = JoinedTexts(searched, windows)
+    alone = [JoinedTexts([own], [bounds]) for own, bounds in zip(searched, windows, strict=True)]
+    assert find_words(words, together).equal(torch.cat([find_words(words, one) for one in alone]))
+    assert find_named(names, together).equal(torch.cat([find_named(names, one) for one in alone]))
 
 
 @given(st.text(alphabet=LETTERS, max_size=30))
