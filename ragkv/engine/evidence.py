@@ -157,11 +157,11 @@ class EvidenceFinder:
         names = {word: number for number, word in enumerate(titles)}
         # All chunks at once: what is done for each of them alone takes longer than the search itself.
         texts = JoinedTexts([chunk.searched for chunk in chunks], [chunk.bounds for chunk in chunks])
-        meaning = torch.cat([chunk.vectors for chunk in chunks]) @ vector
-        found = (meaning, find_words(words, texts), find_named(names, texts))
-        parts = (blocks.split(texts.sizes) for blocks in found)
+        # Products alone: together they would be rounded otherwise, and a block at the edge of a budget kept or not.
+        meaning = (chunk.vectors @ vector for chunk in chunks)
+        parts = (found.split(texts.sizes) for found in (find_words(words, texts), find_named(names, texts)))
         titled = (_flags(names, text.title_words) for text in texts.searched)
-        return [BlockEvidence(*mine) for mine in zip(*parts, titled, strict=True)]
+        return [BlockEvidence(*mine) for mine in zip(meaning, *parts, titled, strict=True)]
 
     def _know(self, hits: Sequence[Hit]) -> list[KnownChunk]:
         """Return what is known of the chunk of each hit; what is used least makes room for what is new."""
